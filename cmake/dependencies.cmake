@@ -1,0 +1,13 @@
+# Third-party libraries; versions and reasons in docs/dependencies.md.
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+if(MEDLEY_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+find_package(Eigen3 REQUIRED NO_MODULE)
+if(NOT MEDLEY_KERNELS_ONLY)
+  find_package(Boost 1.81 REQUIRED)
+  find_package(OpenSSL REQUIRED)
+  find_package(CLI11 REQUIRED)
+endif()
