@@ -84,6 +84,7 @@ def says(role, content, **more):
     return {"role": role, "content": content, **more}
 
 
+
 CONVERSATIONS = [
     {"name": "user", "messages": [says("user", "Hi there!")]},
     {"name": "user, no generation prompt", "messages": [says("user", "Hi there!")], "prompt": False},
@@ -179,6 +180,8 @@ def chat_cases(tokenizer):
             case["kwargs"] = conversation["kwargs"]
         try:
             text = tokenizer.apply_chat_template(conversation["messages"], tokenize=False, **kwargs)
+            if "[{'type': 'text'" in text:
+                raise TypeError("this template prints Python's form of a list of parts")
             case["text"] = text
             case["ids"] = tokenizer(text, add_special_tokens=False)["input_ids"]
         except (jinja2.TemplateError, TypeError, IndexError) as error:
