@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/error.h"
+#include "spec/model_spec.h"
+
+namespace medley {
+
+// An adapter's life. One transition function (store.cc) checks every change.
+enum class AdapterState : uint8_t {
+  kOnDisk,    // registered, not read yet
+  kLoading,   // being read, checked and packed on a loader thread
+  kInHost,    // packed in host memory
+  kOnDevice,  // in a slot of the LoRA table
+  kFailed,    // the last load failed; the next request for it tries again
+};
+
+const char* to_string(AdapterState state);
+
+struct AdapterInfo {
+  std::string name;
+  std::string path;
+  AdapterState state = AdapterState::kOnDisk;
+  int max_rank = 0;      // 0 until read
+  size_t num_bytes = 0;  // packed
+  std::string hash;      // BLAKE3 of config and weights, hex; empty until read
+  std::string error;     // kFailed: why
+  int64_t last_used_ns = 0;
+  bool pinned = false;
+};
+
+struct AdapterStoreOptions {
+  int max_loras = 8;      // slots on the device
+  int max_lora_rank = 0;  // larger ranks are refused; 0 = no limit
+  int num_loader_threads = 1;
+  std::string adapter_root;  // an unknown name is looked up here on first use; empty = off
+};
+
+class AdapterStore;
+
+// Keeps an adapter in its slot while a request uses it. Movable; releases on destruction. Engine
+// thread only.
+class AdapterPin {
+ public:
+  AdapterPin() = default;  // base model
+  AdapterPin(AdapterPin&& other) noexcept;
+  AdapterPin& operator=(AdapterPin&& other) noexcept;
+  ~AdapterPin();
+  int32_t slot() const { return slot_; }  // kNoAdapter for the base model
+
+ private:
+  friend class AdapterStore;
+  AdapterStore* store_ = nullptr;
+  int32_t slot_ = kNoAdapter;
+};
+
+// All adapters the server knows, and where each one lives.
+class AdapterStore {
+ public:
+  virtual ~AdapterStore() = default;
+
+  // --- any thread ---
+
+  // Registers `path` under `name`, reads and checks it at once, and keeps it in host memory. The
+  // error names the tensor or key concerned; kConflict if the name is taken by another path. Names
+  // match [A-Za-z0-9._:/@-]{1,256}.
+  virtual Result<AdapterInfo> load(const std::string& name, const std::string& path) = 0;
+  // Forgets a name. kNotFound if unknown, kConflict while requests use it.
+  virtual Result<void> unload(const std::string& name) = 0;
+  // Makes sure that a request may name this adapter: registered, or found under adapter_root
+  // (registered then). Does not read the weights. kNotFound otherwise.
+  virtual Result<void> resolve(const std::string& name) = 0;
+  virtual std::vector<AdapterInfo> list() const = 0;
+
+  // --- engine thread only ---
+
+  // A pin when the adapter is on the device (uploading it first if it is in host memory and a slot
+  // is free or can be freed); nothing when it is still loading (the load is started) or every slot
+  // is in use: ask again next step. An error when it can't be had; it concerns only the requests
+  // that named it.
+  virtual Result<std::optional<AdapterPin>> acquire(const std::string& name, Stream& stream) = 0;
+
+  static Result<std::unique_ptr<AdapterStore>> create(const ModelSpec& spec, Backend& backend,
+                                                      const AdapterStoreOptions& options);
+
+ private:
+  friend class AdapterPin;
+  virtual void release(int32_t slot) = 0;
+
+ protected:
+  static AdapterPin make_pin(AdapterStore* store, int32_t slot);
+};
+
+}  // namespace medley

@@ -1,0 +1,142 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "backend/ops.h"
+#include "backend/sampler.h"
+#include "backend/step.h"
+#include "backend/weights.h"
+#include "base/error.h"
+
+namespace medley {
+
+// Work runs in order on a stream. The CPU backend runs it inside the call.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual void synchronize() = 0;
+};
+
+// Marks a point of a stream; wait() returns once the stream has passed it.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void record(Stream& stream) = 0;
+  virtual void wait() = 0;
+};
+
+// Device memory, freed by the destructor.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  virtual void* data() = 0;
+  virtual size_t num_bytes() const = 0;
+};
+
+// A weight in the backend's own layout, resident on the device.
+class PackedWeight {
+ public:
+  virtual ~PackedWeight() = default;
+  virtual size_t num_bytes() const = 0;
+};
+
+// An adapter in the backend's own layout, in host memory, ready to be uploaded.
+class PackedAdapter {
+ public:
+  virtual ~PackedAdapter() = default;
+  virtual size_t num_bytes() const = 0;
+};
+
+// The device copy of a step's inputs, at fixed addresses.
+class Step {
+ public:
+  virtual ~Step() = default;
+  // `inputs` may be reused by the caller as soon as this returns.
+  virtual void update(const StepInputs& inputs, Stream& stream) = 0;
+  virtual int num_rows() const = 0;
+  virtual int num_logit_rows() const = 0;
+};
+
+struct KvCacheDesc {
+  int num_layers = 0;
+  int num_pages = 0;
+  int page_size = 16;  // tokens
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  DType dtype = DType::kBF16;
+};
+
+// Paged keys and values of all layers.
+class KvCache {
+ public:
+  virtual ~KvCache() = default;
+  virtual const KvCacheDesc& desc() const = 0;
+};
+
+// Where each (row, choice) of a step goes: chosen experts, weights, and the grouping by expert,
+// then adapter.
+class Routing {
+ public:
+  virtual ~Routing() = default;
+};
+struct RoutingDesc {
+  int max_rows = 0;
+  MoeSpec moe;
+};
+
+struct LoraTableDesc {
+  int max_slots = 0;
+  int num_layers = 0;
+};
+
+// A device. Plans and packs are made at start-up (or by adapter loaders); only ops' run(),
+// Step::update and Sampler run inside a step. Not thread-safe, except pack_adapter, which any
+// thread may call at any time.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string name() const = 0;  // "cpu", "cuda (NVIDIA H200)"
+
+  virtual std::unique_ptr<Stream> make_stream() = 0;
+  virtual std::unique_ptr<Event> make_event() = 0;
+  // kOverloaded with both numbers when memory is short.
+  virtual Result<std::unique_ptr<Buffer>> allocate(size_t num_bytes) = 0;
+  virtual Result<std::unique_ptr<Step>> make_step(const StepDesc& desc) = 0;
+  virtual Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheDesc& desc) = 0;
+  virtual Result<std::unique_ptr<Routing>> make_routing(const RoutingDesc& desc) = 0;
+
+  // Weights: host views are read during the call only. kInvalidArgument on non-finite scales (E8M0
+  // 255).
+  virtual Result<std::unique_ptr<PackedWeight>> pack_embedding(const MatrixView& table) = 0;
+  virtual Result<std::unique_ptr<PackedWeight>> pack_vector(const VectorView& vector) = 0;
+  virtual Result<std::unique_ptr<PackedWeight>> pack_linear(const LinearWeights& weights) = 0;
+  virtual Result<std::unique_ptr<PackedWeight>> pack_experts(
+      const ExpertGateUpWeights& weights) = 0;
+  virtual Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertDownWeights& weights) = 0;
+
+  // LoRA: one table of slots, read by every op that has a LoRA site.
+  virtual Result<void> make_lora_table(const LoraTableDesc& desc) = 0;
+  virtual Result<std::unique_ptr<PackedAdapter>> pack_adapter(
+      std::span<const LoraModuleWeights> modules) = 0;
+  // `adapter` must outlive its stay in the slot.
+  virtual Result<void> set_adapter(int slot, const PackedAdapter& adapter, Stream& stream) = 0;
+  virtual void clear_adapter(int slot, Stream& stream) = 0;
+
+  virtual Result<std::unique_ptr<Embed>> plan(const EmbedDesc& desc) = 0;
+  virtual Result<std::unique_ptr<AddNorm>> plan(const AddNormDesc& desc) = 0;
+  virtual Result<std::unique_ptr<Linear>> plan(const LinearDesc& desc) = 0;
+  virtual Result<std::unique_ptr<QkNormRopeAppend>> plan(const QkNormRopeAppendDesc& desc) = 0;
+  virtual Result<std::unique_ptr<Attention>> plan(const AttentionDesc& desc) = 0;
+  virtual Result<std::unique_ptr<AddNormRoute>> plan(const AddNormRouteDesc& desc) = 0;
+  virtual Result<std::unique_ptr<MoeGateUp>> plan(const MoeGateUpDesc& desc) = 0;
+  virtual Result<std::unique_ptr<MoeDown>> plan(const MoeDownDesc& desc) = 0;
+  virtual Result<std::unique_ptr<DenseMlp>> plan(const DenseMlpDesc& desc) = 0;
+  virtual Result<std::unique_ptr<LmHead>> plan(const LmHeadDesc& desc) = 0;
+  virtual Result<std::unique_ptr<Sampler>> plan(const SamplerDesc& desc) = 0;
+};
+
+}  // namespace medley

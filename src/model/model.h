@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/error.h"
+#include "spec/model_spec.h"
+#include "weights/model_weights.h"
+
+namespace medley {
+
+struct ModelOptions {
+  DType dtype = DType::kBF16;  // activations, residual stream and KV cache
+  StepDesc step;
+  int num_pages = 0;
+  int page_size = 16;
+};
+
+// One forward pass, built from the spec's layers out of the backend's ops. Engine thread only.
+class Model {
+ public:
+  // Packs the weights and plans every op; after this a step allocates nothing.
+  static Result<std::unique_ptr<Model>> create(const ModelSpec& spec, const ModelWeights& weights,
+                                               Backend& backend, const ModelOptions& options);
+  virtual ~Model() = default;
+
+  // Enqueues one step. Afterwards logits() holds step.num_logit_rows() rows.
+  virtual void forward(const Step& step, Stream& stream) = 0;
+
+  virtual ConstTensorView logits() const = 0;  // (max_seqs, V) float32, device memory
+  virtual const ModelSpec& spec() const = 0;
+  virtual size_t num_weight_bytes() const = 0;
+};
+
+}  // namespace medley

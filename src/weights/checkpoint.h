@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "tensor/tensor.h"
+
+namespace medley {
+
+// The safetensors files of a model or adapter folder, mapped into memory (format: the safetensors
+// repository's README). Immutable after open; thread-safe.
+class Checkpoint {
+ public:
+  // A model folder: model.safetensors, or the shards of model.safetensors.index.json. Hostile or
+  // damaged headers (length beyond the file, overlapping or out-of-range offsets, shape and byte
+  // count that disagree, duplicate names) are refused with the file and tensor named.
+  static Result<Checkpoint> open_folder(const std::string& folder);
+  static Result<Checkpoint> open_file(const std::string& path);
+
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+  ~Checkpoint();
+
+  const ConstTensorView* find(std::string_view name) const;  // null when absent
+  std::vector<std::string> names() const;                    // sorted
+  size_t num_bytes() const;
+
+ private:
+  struct State;
+  explicit Checkpoint(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace medley
