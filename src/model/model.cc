@@ -1,0 +1,288 @@
+#include "model/model.h"
+
+#include <utility>
+
+namespace medley {
+namespace {
+
+struct Layer {
+  std::unique_ptr<PackedWeight> input_norm, post_attention_norm, q_norm, k_norm, sinks;
+  std::unique_ptr<PackedWeight> qkv_weight, o_weight;
+  std::unique_ptr<PackedWeight> router_weight, gate_up_weight, down_weight;
+
+  std::unique_ptr<AddNorm> input_add_norm;
+  std::unique_ptr<Linear> qkv, o;
+  std::unique_ptr<QkNormRopeAppend> qk_norm_rope_append;
+  std::unique_ptr<Attention> attention;
+  // MoE layer
+  std::unique_ptr<AddNormRoute> add_norm_route;
+  std::unique_ptr<MoeGateUp> moe_gate_up;
+  std::unique_ptr<MoeDown> moe_down;
+  // dense layer
+  std::unique_ptr<AddNorm> post_add_norm;
+  std::unique_ptr<DenseMlp> dense_mlp;
+};
+
+class ModelImpl final : public Model {
+ public:
+  ModelImpl(const ModelSpec& spec, Backend& backend, const ModelOptions& options)
+      : spec_(spec), backend_(backend), options_(options) {}
+
+  Result<void> init(const ModelWeights& weights) {
+    MEDLEY_TRY(make_buffers());
+    MEDLEY_TRY(plan_ends(weights));
+    layers_.resize(spec_.num_layers());
+    for (int l = 0; l < spec_.num_layers(); ++l) {
+      MEDLEY_TRY(plan_attention(l, weights.layers[l]));
+      if (spec_.layers[l].moe) {
+        MEDLEY_TRY(plan_moe(l, weights.layers[l]));
+      } else {
+        MEDLEY_TRY(plan_mlp(l, weights.layers[l]));
+      }
+    }
+    return {};
+  }
+
+  void forward(const Step& step, Stream& stream) override {
+    embed_->run({.table = embed_table_.get(), .residual = residual_}, step, stream);
+    for (size_t l = 0; l < layers_.size(); ++l) {
+      const Layer& layer = layers_[l];
+      layer.input_add_norm->run(
+          add_norm_args(l == 0 ? Delta::kNone : delta_after(l - 1), layer.input_norm.get()), step,
+          stream);
+      layer.qkv->run({.x = x_, .weight = layer.qkv_weight.get(), .out = qkv_}, step, stream);
+      layer.qk_norm_rope_append->run({.qkv = qkv_,
+                                      .q_norm = layer.q_norm.get(),
+                                      .k_norm = layer.k_norm.get(),
+                                      .kv = kv_.get()},
+                                     step, stream);
+      layer.attention->run(
+          {.qkv = qkv_, .kv = kv_.get(), .sinks = layer.sinks.get(), .out = attention_}, step,
+          stream);
+      layer.o->run({.x = attention_, .weight = layer.o_weight.get(), .out = delta_}, step, stream);
+      const AddNormArgs post = add_norm_args(Delta::kDense, layer.post_attention_norm.get());
+      if (layer.add_norm_route) {
+        layer.add_norm_route->run(
+            {.add_norm = post, .router = layer.router_weight.get(), .routing = routing_.get()},
+            step, stream);
+        layer.moe_gate_up->run({.x = x_,
+                                .routing = routing_.get(),
+                                .weight = layer.gate_up_weight.get(),
+                                .out = routed_hidden_},
+                               step, stream);
+        layer.moe_down->run({.x = routed_hidden_,
+                             .routing = routing_.get(),
+                             .weight = layer.down_weight.get(),
+                             .out = routed_out_},
+                            step, stream);
+      } else {
+        layer.post_add_norm->run(post, step, stream);
+        layer.dense_mlp->run({.x = x_,
+                              .gate_up = layer.gate_up_weight.get(),
+                              .down = layer.down_weight.get(),
+                              .out = delta_},
+                             step, stream);
+      }
+    }
+    final_add_norm_->run(add_norm_args(delta_after(layers_.size() - 1), final_norm_.get()), step,
+                         stream);
+    lm_head_->run({.x = x_, .weight = lm_head_weight_.get(), .logits = logits_}, step, stream);
+  }
+
+  ConstTensorView logits() const override { return logits_; }
+  const ModelSpec& spec() const override { return spec_; }
+  size_t num_weight_bytes() const override { return num_weight_bytes_; }
+
+ private:
+  using Delta = AddNormDesc::Delta;
+
+  Delta delta_after(size_t l) const { return spec_.layers[l].moe ? Delta::kRouted : Delta::kDense; }
+
+  int experts_per_token() const { return spec_.moe ? spec_.moe->experts_per_token : 0; }
+
+  AddNormArgs add_norm_args(Delta delta, const PackedWeight* norm) const {
+    AddNormArgs args{.residual = residual_, .norm = norm, .out = x_};
+    if (delta == Delta::kDense) args.delta = delta_;
+    if (delta == Delta::kRouted) {
+      args.delta = routed_out_;
+      args.routing = routing_.get();
+    }
+    return args;
+  }
+
+  AddNormDesc add_norm_desc(Delta delta) const {
+    return {.hidden_size = spec_.hidden_size,
+            .eps = spec_.norm_eps,
+            .dtype = options_.dtype,
+            .delta = delta,
+            .experts_per_token = delta == Delta::kRouted ? experts_per_token() : 0};
+  }
+
+  Result<TensorView> make_tensor(DType dtype, Shape shape) {
+    TensorView view{nullptr, dtype, shape};
+    MEDLEY_TRY_ASSIGN(auto buffer, backend_.allocate(view.num_bytes()));
+    view.data = buffer->data();
+    buffers_.push_back(std::move(buffer));
+    return view;
+  }
+
+  Result<void> make_buffers() {
+    const int64_t rows = options_.step.max_rows;
+    const int64_t hidden = spec_.hidden_size;
+    const DType dtype = options_.dtype;
+    MEDLEY_TRY_ASSIGN(residual_, make_tensor(dtype, {rows, hidden}));
+    MEDLEY_TRY_ASSIGN(x_, make_tensor(dtype, {rows, hidden}));
+    MEDLEY_TRY_ASSIGN(delta_, make_tensor(dtype, {rows, hidden}));
+    MEDLEY_TRY_ASSIGN(qkv_, make_tensor(dtype, {rows, spec_.qkv_size()}));
+    MEDLEY_TRY_ASSIGN(attention_, make_tensor(dtype, {rows, int64_t{spec_.attention.num_heads} *
+                                                                spec_.attention.head_dim}));
+    MEDLEY_TRY_ASSIGN(logits_,
+                      make_tensor(DType::kF32, {options_.step.max_seqs, spec_.vocab_size}));
+    MEDLEY_TRY_ASSIGN(kv_, backend_.make_kv_cache({.num_layers = spec_.num_layers(),
+                                                   .num_pages = options_.num_pages,
+                                                   .page_size = options_.page_size,
+                                                   .num_kv_heads = spec_.attention.num_kv_heads,
+                                                   .head_dim = spec_.attention.head_dim,
+                                                   .dtype = dtype}));
+    if (spec_.moe) {
+      const int64_t routed_rows = rows * experts_per_token();
+      MEDLEY_TRY_ASSIGN(routed_hidden_,
+                        make_tensor(dtype, {routed_rows, spec_.moe->intermediate_size}));
+      MEDLEY_TRY_ASSIGN(routed_out_, make_tensor(dtype, {routed_rows, hidden}));
+      MEDLEY_TRY_ASSIGN(
+          routing_, backend_.make_routing({.max_rows = options_.step.max_rows, .moe = *spec_.moe}));
+    }
+    return {};
+  }
+
+  // Keeps the weight in `slot` and counts its bytes.
+  Result<void> keep(Result<std::unique_ptr<PackedWeight>> packed,
+                    std::unique_ptr<PackedWeight>& slot) {
+    MEDLEY_TRY_ASSIGN(slot, std::move(packed));
+    num_weight_bytes_ += slot->num_bytes();
+    return {};
+  }
+
+  Result<void> plan_ends(const ModelWeights& weights) {
+    MEDLEY_TRY(keep(backend_.pack_embedding(weights.embedding), embed_table_));
+    MEDLEY_TRY(keep(backend_.pack_vector(weights.final_norm), final_norm_));
+    MEDLEY_TRY(keep(backend_.pack_linear(weights.lm_head), lm_head_weight_));
+    MEDLEY_TRY_ASSIGN(embed_, backend_.plan(EmbedDesc{.vocab_size = spec_.vocab_size,
+                                                      .hidden_size = spec_.hidden_size,
+                                                      .dtype = options_.dtype,
+                                                      .lora = true}));
+    MEDLEY_TRY_ASSIGN(final_add_norm_,
+                      backend_.plan(add_norm_desc(delta_after(spec_.num_layers() - 1))));
+    MEDLEY_TRY_ASSIGN(lm_head_, backend_.plan(LmHeadDesc{.hidden_size = spec_.hidden_size,
+                                                         .vocab_size = spec_.vocab_size,
+                                                         .dtype = options_.dtype,
+                                                         .lora = true}));
+    return {};
+  }
+
+  Result<void> plan_attention(int l, const LayerWeights& weights) {
+    Layer& layer = layers_[l];
+    const AttentionSpec& attention = spec_.attention;
+    const int q_size = attention.num_heads * attention.head_dim;
+    const int kv_size = attention.num_kv_heads * attention.head_dim;
+    MEDLEY_TRY(keep(backend_.pack_vector(weights.input_norm), layer.input_norm));
+    MEDLEY_TRY(keep(backend_.pack_vector(weights.post_attention_norm), layer.post_attention_norm));
+    MEDLEY_TRY(keep(backend_.pack_linear(weights.qkv), layer.qkv_weight));
+    MEDLEY_TRY(keep(backend_.pack_linear(weights.o), layer.o_weight));
+    if (attention.qk_norm) {
+      MEDLEY_TRY(keep(backend_.pack_vector(*weights.q_norm), layer.q_norm));
+      MEDLEY_TRY(keep(backend_.pack_vector(*weights.k_norm), layer.k_norm));
+    }
+    if (attention.sinks) MEDLEY_TRY(keep(backend_.pack_vector(*weights.sinks), layer.sinks));
+    MEDLEY_TRY_ASSIGN(layer.input_add_norm,
+                      backend_.plan(add_norm_desc(l == 0 ? Delta::kNone : delta_after(l - 1))));
+    MEDLEY_TRY_ASSIGN(layer.qkv, backend_.plan(LinearDesc{.in_size = spec_.hidden_size,
+                                                          .out_sizes = {q_size, kv_size, kv_size},
+                                                          .bias = attention.qkv_bias,
+                                                          .dtype = options_.dtype,
+                                                          .lora = LoraSite{LoraModule::kQkv, l}}));
+    MEDLEY_TRY_ASSIGN(layer.qk_norm_rope_append,
+                      backend_.plan(QkNormRopeAppendDesc{.attention = attention,
+                                                         .rope = spec_.rope,
+                                                         .max_position = spec_.max_position,
+                                                         .rope_enabled = spec_.layers[l].rope,
+                                                         .norm_eps = spec_.norm_eps,
+                                                         .dtype = options_.dtype,
+                                                         .layer = l}));
+    MEDLEY_TRY_ASSIGN(layer.attention, backend_.plan(AttentionDesc{.attention = attention,
+                                                                   .window = spec_.layers[l].window,
+                                                                   .dtype = options_.dtype,
+                                                                   .layer = l}));
+    MEDLEY_TRY_ASSIGN(layer.o, backend_.plan(LinearDesc{.in_size = q_size,
+                                                        .out_sizes = {spec_.hidden_size},
+                                                        .bias = attention.o_bias,
+                                                        .dtype = options_.dtype,
+                                                        .lora = LoraSite{LoraModule::kO, l}}));
+    return {};
+  }
+
+  Result<void> plan_moe(int l, const LayerWeights& weights) {
+    Layer& layer = layers_[l];
+    MEDLEY_TRY(keep(backend_.pack_linear(weights.router), layer.router_weight));
+    MEDLEY_TRY(keep(backend_.pack_experts(weights.expert_gate_up), layer.gate_up_weight));
+    MEDLEY_TRY(keep(backend_.pack_experts(weights.expert_down), layer.down_weight));
+    MEDLEY_TRY_ASSIGN(layer.add_norm_route,
+                      backend_.plan(AddNormRouteDesc{.add_norm = add_norm_desc(Delta::kDense),
+                                                     .moe = *spec_.moe,
+                                                     .lora = LoraSite{LoraModule::kRouter, l}}));
+    MEDLEY_TRY_ASSIGN(layer.moe_gate_up,
+                      backend_.plan(MoeGateUpDesc{.hidden_size = spec_.hidden_size,
+                                                  .moe = *spec_.moe,
+                                                  .dtype = options_.dtype,
+                                                  .lora = {LoraModule::kExpertGateUp, l}}));
+    MEDLEY_TRY_ASSIGN(layer.moe_down,
+                      backend_.plan(MoeDownDesc{.hidden_size = spec_.hidden_size,
+                                                .moe = *spec_.moe,
+                                                .dtype = options_.dtype,
+                                                .lora = {LoraModule::kExpertDown, l}}));
+    return {};
+  }
+
+  Result<void> plan_mlp(int l, const LayerWeights& weights) {
+    Layer& layer = layers_[l];
+    MEDLEY_TRY(keep(backend_.pack_linear(weights.mlp_gate_up), layer.gate_up_weight));
+    MEDLEY_TRY(keep(backend_.pack_linear(weights.mlp_down), layer.down_weight));
+    MEDLEY_TRY_ASSIGN(layer.post_add_norm, backend_.plan(add_norm_desc(Delta::kDense)));
+    MEDLEY_TRY_ASSIGN(layer.dense_mlp,
+                      backend_.plan(DenseMlpDesc{.hidden_size = spec_.hidden_size,
+                                                 .mlp = *spec_.mlp,
+                                                 .dtype = options_.dtype,
+                                                 .max_rows = options_.step.max_rows,
+                                                 .gate_up_lora = {LoraModule::kMlpGateUp, l},
+                                                 .down_lora = {LoraModule::kMlpDown, l}}));
+    return {};
+  }
+
+  const ModelSpec spec_;
+  Backend& backend_;
+  const ModelOptions options_;
+  size_t num_weight_bytes_ = 0;
+
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  TensorView residual_, x_, delta_, qkv_, attention_, routed_hidden_, routed_out_, logits_;
+  std::unique_ptr<KvCache> kv_;
+  std::unique_ptr<Routing> routing_;
+
+  std::unique_ptr<PackedWeight> embed_table_, final_norm_, lm_head_weight_;
+  std::unique_ptr<Embed> embed_;
+  std::unique_ptr<AddNorm> final_add_norm_;
+  std::unique_ptr<LmHead> lm_head_;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> Model::create(const ModelSpec& spec, const ModelWeights& weights,
+                                             Backend& backend, const ModelOptions& options) {
+  MEDLEY_CHECK_EQ(weights.layers.size(), spec.layers.size());
+  auto model = std::make_unique<ModelImpl>(spec, backend, options);
+  MEDLEY_TRY(model->init(weights));
+  return std::unique_ptr<Model>(std::move(model));
+}
+
+}  // namespace medley
