@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -9,6 +10,9 @@
 #include "tensor/tensor.h"
 
 namespace medley {
+
+// Tensors by name.
+using TensorMap = std::map<std::string, ConstTensorView, std::less<>>;
 
 // The safetensors files of a model or adapter folder, mapped into memory (format: the safetensors
 // repository's README). Immutable after open; thread-safe.
@@ -26,7 +30,8 @@ class Checkpoint {
 
   const ConstTensorView* find(std::string_view name) const;  // null when absent
   std::vector<std::string> names() const;                    // sorted
-  size_t num_bytes() const;
+  const TensorMap& tensors() const;
+  size_t num_bytes() const;  // of all tensors
 
  private:
   struct State;
