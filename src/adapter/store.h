@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -86,6 +89,14 @@ class AdapterStore {
   // that named it.
   virtual Result<std::optional<AdapterPin>> acquire(const std::string& name, Stream& stream) = 0;
 
+  // `wake` is called, on any thread, whenever acquire() may answer otherwise than before: a load has
+  // ended well or badly, a slot was unpinned. An idle engine asks again then. Reset it (empty) before
+  // what it captures dies. Any thread.
+  void set_wake(std::function<void()> wake) {
+    std::lock_guard lock(wake_mutex_);
+    wake_ = std::move(wake);
+  }
+
   static Result<std::unique_ptr<AdapterStore>> create(const ModelSpec& spec, Backend& backend,
                                                       const AdapterStoreOptions& options);
 
@@ -93,7 +104,14 @@ class AdapterStore {
   friend class AdapterPin;
   virtual void release(int32_t slot) = 0;
 
+  std::mutex wake_mutex_;
+  std::function<void()> wake_;
+
  protected:
+  void wake() {
+    std::lock_guard lock(wake_mutex_);
+    if (wake_) wake_();
+  }
   static AdapterPin make_pin(AdapterStore* store, int32_t slot);
 };
 

@@ -36,6 +36,16 @@ class BoundedQueue {
     return true;
   }
 
+  // Takes `item` even when the queue is full: for what its senders bound in another way. False when
+  // the queue is closed.
+  [[nodiscard]] bool push_over(T&& item) {
+    std::lock_guard lock(mutex_);
+    if (closed_) return false;
+    items_.push_back(std::move(item));
+    not_empty_.notify_one();
+    return true;
+  }
+
   // Waits for an item; nothing once closed and drained.
   std::optional<T> pop() {
     std::unique_lock lock(mutex_);

@@ -35,6 +35,7 @@ struct TokenEvent {
   std::optional<int32_t> stop_token_id;  // the end or stop token that ended it (it is token_id too)
   std::optional<Error> error;            // with kError
   int64_t time_ns = 0;                   // when the token became known to the host
+  int64_t scheduled_ns = 0;              // when the request first entered a step; 0: it never did
 };
 
 }  // namespace medley

@@ -17,6 +17,8 @@ struct EngineOptions {
   int max_num_batched_tokens = 2048;  // rows in a step
   int64_t max_model_len = 0;          // prompt + output of one request
   int queue_capacity = 1024;          // waiting submissions; beyond it submit() answers kOverloaded
+  std::vector<int32_t> eos_token_ids = {};  // the model's end tokens
+  int max_loras = 0;                        // device slots of the adapter store; 0 = no limit known
 };
 
 // A snapshot for /metrics and the dashboard.

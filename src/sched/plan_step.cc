@@ -1,0 +1,193 @@
+#include "sched/plan_step.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/check.h"
+#include "kv/page_table.h"
+
+namespace medley {
+namespace {
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+struct AdapterLoad {
+  int num_running = 0;
+  int64_t since = 0;
+};
+
+class Planner {
+ public:
+  Planner(const SchedulerLimits& limits, const SchedulerState& state)
+      : limits_(limits),
+        state_(state),
+        num_rows_left_(limits.max_num_batched_tokens),
+        num_free_pages_(state.num_free_pages),
+        num_alive_(static_cast<int>(state.running.size())) {}
+
+  // Decodes one token per sequence, in order of admission. The victim of a preemption is the last
+  // running sequence, so nothing that was planned already is undone.
+  bool plan_decodes() {
+    for (int i = 0; i < num_alive_; ++i) {
+      const SeqState& seq = state_.running[i];
+      if (seq.num_tokens - seq.num_computed != 1) continue;
+      const int needed = num_pages_for(seq.num_tokens, limits_.page_size) - seq.num_pages;
+      while (needed > num_free_pages_ && i < num_alive_) {
+        if (state_.steps_in_flight) return false;
+        preempt_youngest();
+      }
+      if (i >= num_alive_) break;
+      num_free_pages_ -= needed;
+      num_rows_left_ -= 1;
+      plan_.running.push_back({i, 1});
+    }
+    MEDLEY_CHECK_GE(num_rows_left_, 0);
+    return true;
+  }
+
+  void plan_running_prefills() {
+    for (int i = 0; i < num_alive_ && num_rows_left_ > 0; ++i) {
+      const SeqState& seq = state_.running[i];
+      const int64_t missing = seq.num_tokens - seq.num_computed;
+      if (missing == 1) continue;
+      MEDLEY_CHECK_GE(seq.num_pages, num_pages_for(seq.num_tokens, limits_.page_size));
+      const int64_t num_tokens = std::min<int64_t>(missing, num_rows_left_);
+      num_rows_left_ -= static_cast<int>(num_tokens);
+      plan_.running.push_back({i, num_tokens});
+    }
+  }
+
+  void plan_admissions(const AdmissionGate& gate) {
+    if (state_.waiting.empty() || !plan_.preempted.empty()) return;
+    count_adapters();
+    std::vector<bool> passed_over(state_.waiting.size(), false);
+    while (num_rows_left_ > 0 && num_alive_ < limits_.max_num_seqs) {
+      const std::optional<int> idx = next_candidate(passed_over);
+      if (!idx) return;
+      const SeqState& seq = state_.waiting[*idx];
+      const int needed = num_pages_for(seq.num_tokens, limits_.page_size);
+      if (needed + num_alive_ > num_free_pages_) return;
+      passed_over[*idx] = true;
+      switch (gate(*idx)) {
+        case Admission::kRefused:
+          break;
+        case Admission::kNotYet:
+          absent_adapters_.insert(seq.adapter);
+          break;
+        case Admission::kEnter:
+          admit(*idx, needed);
+          break;
+      }
+    }
+  }
+
+  StepPlan take() { return std::move(plan_); }
+
+ private:
+  void preempt_youngest() {
+    --num_alive_;
+    num_free_pages_ += state_.running[num_alive_].num_pages;
+    plan_.preempted.push_back(num_alive_);
+  }
+
+  void admit(int waiting_idx, int num_pages) {
+    const SeqState& seq = state_.waiting[waiting_idx];
+    const int64_t num_tokens = std::min<int64_t>(seq.num_tokens, num_rows_left_);
+    num_rows_left_ -= static_cast<int>(num_tokens);
+    num_free_pages_ -= num_pages;
+    ++num_alive_;
+    plan_.admitted.push_back({waiting_idx, num_tokens});
+    const auto load = adapters_.try_emplace(seq.adapter, AdapterLoad{.since = kNever}).first;
+    ++load->second.num_running;
+  }
+
+  // A preempted sequence still holds its adapter.
+  void count_adapters() {
+    for (const SeqState& seq : state_.running) {
+      AdapterLoad& load = adapters_[seq.adapter];
+      ++load.num_running;
+      load.since = seq.adapter_since;
+    }
+    for (const SeqState& seq : state_.waiting) {
+      if (seq.preempted) adapters_[seq.adapter].since = seq.adapter_since;
+    }
+  }
+
+  struct Closing {
+    int64_t adapter = 0;       // must run dry
+    int64_t arrival_from = 0;  // for the oldest request that lacks a slot, which came then
+  };
+
+  std::optional<Closing> closing_adapter() const {
+    if (limits_.max_adapters == 0) return std::nullopt;
+    int num_resident = 0;
+    Closing closing;
+    int64_t oldest_since = kNever;
+    for (const auto& [adapter, load] : adapters_) {
+      if (adapter == kBaseModel) continue;
+      ++num_resident;
+      if (load.since >= oldest_since) continue;
+      oldest_since = load.since;
+      closing.adapter = adapter;
+    }
+    if (num_resident < limits_.max_adapters || oldest_since == kNever) return std::nullopt;
+    closing.arrival_from = kNever;
+    for (const SeqState& seq : state_.waiting) {
+      if (seq.adapter == kBaseModel || adapters_.contains(seq.adapter)) continue;
+      closing.arrival_from = std::min(closing.arrival_from, seq.arrival);
+    }
+    return closing;
+  }
+
+  std::optional<int> next_candidate(const std::vector<bool>& passed_over) const {
+    const std::optional<Closing> closing = closing_adapter();
+    std::optional<int> best;
+    std::tuple<bool, int, int64_t> best_key;
+    for (int i = 0; i < static_cast<int>(state_.waiting.size()); ++i) {
+      const SeqState& seq = state_.waiting[i];
+      if (passed_over[i] || absent_adapters_.contains(seq.adapter)) continue;
+      if (closing && seq.adapter == closing->adapter && !seq.preempted &&
+          seq.arrival > closing->arrival_from) {
+        continue;
+      }
+      const auto load = adapters_.find(seq.adapter);
+      const int num_running = load == adapters_.end() ? 0 : load->second.num_running;
+      const std::tuple key(!seq.preempted, seq.preempted ? 0 : num_running, seq.arrival);
+      if (!best || key < best_key) {
+        best = i;
+        best_key = key;
+      }
+    }
+    return best;
+  }
+
+  const SchedulerLimits& limits_;
+  const SchedulerState& state_;
+  StepPlan plan_;
+  int num_rows_left_;
+  int num_free_pages_;
+  int num_alive_;  // running sequences that stay, then with those admitted
+  std::unordered_map<int64_t, AdapterLoad> adapters_;  // resident ones
+  std::unordered_set<int64_t> absent_adapters_;        // found not to be on the device yet
+};
+
+}  // namespace
+
+StepPlan plan_step(const SchedulerLimits& limits, const SchedulerState& state,
+                   const AdmissionGate& gate) {
+  Planner planner(limits, state);
+  if (!planner.plan_decodes()) {
+    StepPlan drain;
+    drain.must_drain = true;
+    return drain;
+  }
+  planner.plan_running_prefills();
+  planner.plan_admissions(gate);
+  return planner.take();
+}
+
+}  // namespace medley

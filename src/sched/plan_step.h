@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace medley {
+
+struct SchedulerLimits {
+  int max_num_seqs = 0;            // sequences in a step
+  int max_num_batched_tokens = 0;  // rows in a step; at least max_num_seqs
+  int page_size = 0;
+  int max_adapters = 0;  // adapters that can be resident together; 0 = no limit known
+};
+
+inline constexpr int64_t kBaseModel = 0;  // SeqState::adapter of a request without one
+
+// What the policy knows of a sequence. Tokens of launched steps whose ids the host does not know
+// yet count as tokens.
+struct SeqState {
+  int64_t num_tokens = 0;
+  int64_t num_computed = 0;  // in the KV cache once every launched step has run; < num_tokens
+  int num_pages = 0;         // held
+  int64_t adapter = kBaseModel;
+  // When the adapter last went from no running sequence to one, in any increasing unit.
+  int64_t adapter_since = 0;
+  int64_t arrival = 0;      // order of submission
+  bool preempted = false;   // waiting only: it ran before and starts anew
+};
+
+struct SchedulerState {
+  std::span<const SeqState> running;  // in order of admission
+  std::span<const SeqState> waiting;  // in any order
+  int num_free_pages = 0;
+  bool steps_in_flight = false;  // launched steps that are not known to be done
+};
+
+enum class Admission : uint8_t {
+  kEnter,   // its adapter is held from now on
+  kNotYet,  // its adapter is not on the device yet
+  kRefused  // it has ended with an error
+};
+
+// Asked when a waiting sequence could enter the step; on kEnter it does.
+using AdmissionGate = std::function<Admission(int waiting_idx)>;
+
+struct Chunk {
+  int seq_idx = 0;  // into running or waiting
+  int64_t num_tokens = 0;
+};
+
+struct StepPlan {
+  std::vector<Chunk> running;   // decodes first
+  std::vector<Chunk> admitted;  // from waiting, in order of admission; all tokens get their pages
+  std::vector<int> preempted;   // into running: their pages go back, they wait and start anew
+  bool must_drain = false;  // pages are short: retire every launched step, then plan again
+};
+
+// Plans one step: every decode, then prefill chunks in order of admission, then admissions while
+// rows, seats and pages last.
+//
+//   rows     | d d d d | p p p p p p p p | q q q      max_num_batched_tokens
+//             decodes    chunk of a       first chunk
+//                        running prefill  of an admission
+//
+// - Pages: an admission takes the pages of all its tokens at once and leaves one free page per
+//   running sequence, so that preemption is rare. A decode that finds no page preempts the youngest
+//   running sequence; only with no step in flight, so that all its tokens are known and its pages
+//   free at once. The oldest is never preempted: with pages for one longest sequence somebody
+//   always gets on.
+// - Who enters next: preempted sequences, then the adapter (or base) with the fewest running
+//   sequences, then order of arrival. One adapter's flood thus holds back its own requests only,
+//   and a sequence waits at most until its adapter's running ones have ended and older heads have
+//   entered. A sequence that lacks pages is not overtaken; one that lacks its adapter is.
+// - Adapter slots: while all are taken and a request waits for an adapter without one, requests that
+//   came after it do not enter for the adapter that has held its slot longest, which so runs dry.
+StepPlan plan_step(const SchedulerLimits& limits, const SchedulerState& state,
+                   const AdmissionGate& gate);
+
+}  // namespace medley

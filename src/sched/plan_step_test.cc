@@ -1,0 +1,180 @@
+#include "sched/plan_step.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace medley {
+namespace {
+
+// Pictures: a plan is printed as "0:1 1:1 2:8 | +0:5 +1:2 | -3", that is running sequences with
+// their rows, admissions from waiting, preemptions.
+std::string picture(const StepPlan& plan) {
+  if (plan.must_drain) return "drain";
+  std::string out;
+  for (const Chunk& c : plan.running) out += fmt::format("{}:{} ", c.seq_idx, c.num_tokens);
+  out += "|";
+  for (const Chunk& c : plan.admitted) out += fmt::format(" +{}:{}", c.seq_idx, c.num_tokens);
+  out += " |";
+  for (const int i : plan.preempted) out += fmt::format(" -{}", i);
+  return out;
+}
+
+constexpr SchedulerLimits kLimits = {
+    .max_num_seqs = 8, .max_num_batched_tokens = 16, .page_size = 4};
+
+SeqState decoding(int64_t num_tokens, int num_pages) {
+  return {.num_tokens = num_tokens, .num_computed = num_tokens - 1, .num_pages = num_pages};
+}
+
+SeqState prefilling(int64_t num_tokens, int64_t num_computed) {
+  return {.num_tokens = num_tokens,
+          .num_computed = num_computed,
+          .num_pages = static_cast<int>((num_tokens + 3) / 4)};
+}
+
+SeqState waiting(int64_t num_tokens, int64_t arrival, int64_t adapter = kBaseModel) {
+  return {.num_tokens = num_tokens, .adapter = adapter, .arrival = arrival};
+}
+
+Admission enter(int) { return Admission::kEnter; }
+
+StepPlan plan(const std::vector<SeqState>& running, const std::vector<SeqState>& waiting,
+              int num_free_pages, bool in_flight = false, const SchedulerLimits& limits = kLimits,
+              const AdmissionGate& gate = enter) {
+  return plan_step(limits,
+                   {.running = running,
+                    .waiting = waiting,
+                    .num_free_pages = num_free_pages,
+                    .steps_in_flight = in_flight},
+                   gate);
+}
+
+TEST(PlanStep, NothingToDo) { EXPECT_EQ(picture(plan({}, {}, 10)), "| |"); }
+
+//   | d d | p p p p p p p p p p | a a a a |     16 rows
+TEST(PlanStep, DecodesThenPrefillChunksThenAdmissions) {
+  const auto p = plan({prefilling(30, 20), decoding(5, 2), decoding(9, 3)}, {waiting(7, 0)}, 20);
+  EXPECT_EQ(picture(p), "1:1 2:1 0:10 | +0:4 |");
+}
+
+TEST(PlanStep, ChunksStopAtTheRowBudget) {
+  const auto p = plan({decoding(5, 2), prefilling(40, 0), prefilling(9, 0)}, {waiting(7, 0)}, 20);
+  EXPECT_EQ(picture(p), "0:1 1:15 | |");
+}
+
+TEST(PlanStep, SeatsLimitAdmissions) {
+  SchedulerLimits limits = kLimits;
+  limits.max_num_seqs = 2;
+  const auto p = plan({decoding(5, 2)}, {waiting(2, 0), waiting(2, 1)}, 20, false, limits);
+  EXPECT_EQ(picture(p), "0:1 | +0:2 |");
+}
+
+TEST(PlanStep, AdmissionTakesAllItsPagesAndLeavesOnePerRunningSequence) {
+  // 2 running, 9 tokens need 3 pages: 5 free are enough, 4 are not.
+  const std::vector<SeqState> running = {decoding(5, 2), decoding(6, 2)};
+  EXPECT_EQ(picture(plan(running, {waiting(9, 0)}, 5)), "0:1 1:1 | +0:9 |");
+  EXPECT_EQ(picture(plan(running, {waiting(9, 0)}, 4)), "0:1 1:1 | |");
+}
+
+TEST(PlanStep, WhoLacksPagesIsNotOvertaken) {
+  const auto p = plan({decoding(5, 2)}, {waiting(30, 0), waiting(1, 1)}, 4);
+  EXPECT_EQ(picture(p), "0:1 | |");
+}
+
+TEST(PlanStep, FirstComeFirstServedWithinAnAdapter) {
+  const auto p = plan({}, {waiting(3, 9), waiting(3, 4), waiting(3, 7)}, 20);
+  EXPECT_EQ(picture(p), "| +1:3 +2:3 +0:3 |");
+}
+
+// A flood of adapter 1 came first; adapter 2 and the base model enter between its requests.
+TEST(PlanStep, AFloodOnOneAdapterDoesNotHoldBackOthers) {
+  SchedulerLimits limits = kLimits;
+  limits.max_num_seqs = 5;
+  const auto p = plan({}, {waiting(1, 0, 1), waiting(1, 1, 1), waiting(1, 2, 1), waiting(1, 3, 1),
+                           waiting(1, 4, 2), waiting(1, 5), waiting(1, 6, 2)},
+                      50, false, limits);
+  EXPECT_EQ(picture(p), "| +0:1 +4:1 +5:1 +1:1 +6:1 |");
+}
+
+TEST(PlanStep, RunningSequencesCountInFairness) {
+  std::vector<SeqState> running = {decoding(5, 2), decoding(5, 2)};
+  running[0].adapter = running[1].adapter = 1;
+  const auto p = plan(running, {waiting(1, 0, 1), waiting(1, 1, 2), waiting(1, 2, 2)}, 50);
+  EXPECT_EQ(picture(p), "0:1 1:1 | +1:1 +2:1 +0:1 |");
+}
+
+TEST(PlanStep, WhoLacksItsAdapterIsOvertakenAndAskedOnce) {
+  int num_asked = 0;
+  const auto gate = [&](int idx) {
+    if (idx > 1) return Admission::kEnter;
+    ++num_asked;
+    return Admission::kNotYet;
+  };
+  const auto p = plan({}, {waiting(1, 0, 1), waiting(1, 1, 1), waiting(1, 2, 2), waiting(1, 3)},
+                      50, false, kLimits, gate);
+  EXPECT_EQ(picture(p), "| +2:1 +3:1 |");
+  EXPECT_EQ(num_asked, 1);
+}
+
+TEST(PlanStep, ARefusedRequestDoesNotEnter) {
+  const auto gate = [](int idx) { return idx == 0 ? Admission::kRefused : Admission::kEnter; };
+  const auto p = plan({}, {waiting(1, 0, 1), waiting(1, 1, 1)}, 50, false, kLimits, gate);
+  EXPECT_EQ(picture(p), "| +1:1 |");
+}
+
+TEST(PlanStep, PreemptedSequencesReturnFirst) {
+  std::vector<SeqState> w = {waiting(1, 0, 2), waiting(1, 9, 1), waiting(1, 5, 1)};
+  w[1].preempted = w[2].preempted = true;
+  EXPECT_EQ(picture(plan({decoding(2, 1)}, w, 50)), "0:1 | +2:1 +1:1 +0:1 |");
+}
+
+// Token 5 of sequences 0 and 1 opens their second page; no page is free.
+//
+//   0 [xxxx] [? ...]   1 [xxxx] [? ...]   2 [xx..]
+TEST(PlanStep, ShortPagesDrainFirst) {
+  const std::vector<SeqState> running = {decoding(5, 1), decoding(5, 1), decoding(2, 1)};
+  EXPECT_EQ(picture(plan(running, {}, 0, /*in_flight=*/true)), "drain");
+}
+
+TEST(PlanStep, ShortPagesPreemptTheYoungest) {
+  // The page of 2 goes to 0; then 1 is the youngest and finds none but its own.
+  const std::vector<SeqState> running = {decoding(5, 1), decoding(5, 1), decoding(2, 1)};
+  EXPECT_EQ(picture(plan(running, {}, 0)), "0:1 | | -2 -1");
+  EXPECT_EQ(picture(plan(running, {}, 1)), "0:1 1:1 | | -2");
+}
+
+TEST(PlanStep, NobodyEntersInAStepThatPreempts) {
+  const std::vector<SeqState> running = {decoding(5, 1), decoding(9, 3)};
+  EXPECT_EQ(picture(plan(running, {waiting(1, 0)}, 0)), "0:1 | | -1");
+}
+
+TEST(PlanStep, PreemptsAPrefillToo) {
+  const std::vector<SeqState> running = {decoding(5, 1), prefilling(12, 4)};
+  EXPECT_EQ(picture(plan(running, {}, 0)), "0:1 | | -1");
+}
+
+// Two slots, held by adapters 1 (since 10) and 2 (since 20). A request for 3 came at 5.
+//
+//   arrival   4:1   5:3   6:1   7:2
+//                   ^ no slot    adapter 1 has held its slot longest: 6 waits, 4 and 7 enter
+TEST(PlanStep, TheLongestResidentAdapterRunsDryForOneWithoutASlot) {
+  SchedulerLimits limits = kLimits;
+  limits.max_adapters = 2;
+  std::vector<SeqState> running = {decoding(2, 1), decoding(2, 1)};
+  running[0].adapter = 1;
+  running[0].adapter_since = 10;
+  running[1].adapter = 2;
+  running[1].adapter_since = 20;
+  const std::vector<SeqState> w = {waiting(1, 4, 1), waiting(1, 5, 3), waiting(1, 6, 1),
+                                   waiting(1, 7, 2), waiting(1, 8)};
+  const auto gate = [](int idx) { return idx == 1 ? Admission::kNotYet : Admission::kEnter; };
+  EXPECT_EQ(picture(plan(running, w, 50, false, limits, gate)), "0:1 1:1 | +4:1 +0:1 +3:1 |");
+  limits.max_adapters = 3;  // a slot is free: 3 is only loading, nobody waits for it
+  EXPECT_EQ(picture(plan(running, w, 50, false, limits, gate)), "0:1 1:1 | +4:1 +0:1 +3:1 +2:1 |");
+}
+
+}  // namespace
+}  // namespace medley
