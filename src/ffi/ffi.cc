@@ -45,14 +45,14 @@ Error error_of(MedleyStatus status, std::string message) {
 
 }  // namespace
 
-std::string_view TokenPieces::bytes(uint32_t id) const {
-  if (id >= num_ids()) return {};
+std::string_view TokenPieces::bytes(int32_t id) const {
+  if (id < 0 || static_cast<size_t>(id) >= num_ids()) return {};
   const uint32_t begin = id == 0 ? 0 : ends_[id - 1];
   return std::string_view(bytes_).substr(begin, ends_[id] - begin);
 }
 
-bool TokenPieces::has(uint32_t id, Flag flag) const {
-  if (id >= num_ids()) return flag == kAbsent;
+bool TokenPieces::has(int32_t id, Flag flag) const {
+  if (id < 0 || static_cast<size_t>(id) >= num_ids()) return flag == kAbsent;
   return (flags_[id] & flag) != 0;
 }
 
@@ -76,9 +76,9 @@ Result<Tokenizer> Tokenizer::load(const std::string& path) {
   return Tokenizer(std::move(handle), std::move(pieces));
 }
 
-Result<std::vector<uint32_t>> Tokenizer::encode(std::string_view text,
-                                                bool add_special_tokens) const {
-  std::vector<uint32_t> ids;
+Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text,
+                                               bool add_special_tokens) const {
+  std::vector<int32_t> ids;
   std::string error;
   const MedleyStatus status = medley_tokenizer_encode(
       handle_.get(), bytes_of(text), add_special_tokens, sink_to(ids), sink_to(error));
@@ -86,25 +86,27 @@ Result<std::vector<uint32_t>> Tokenizer::encode(std::string_view text,
   return ids;
 }
 
-Result<std::string> Tokenizer::decode(std::span<const uint32_t> ids,
+Result<std::string> Tokenizer::decode(std::span<const int32_t> ids,
                                       bool skip_special_tokens) const {
   std::string text;
   std::string error;
-  const MedleyStatus status = medley_tokenizer_decode(
-      handle_.get(), ids.data(), ids.size(), skip_special_tokens, sink_to(text), sink_to(error));
+  const MedleyStatus status =
+      medley_tokenizer_decode(handle_.get(), reinterpret_cast<const uint32_t*>(ids.data()),
+                              ids.size(), skip_special_tokens, sink_to(text), sink_to(error));
   if (status != kMedleyOk) return error_of(status, std::move(error));
   return text;
 }
 
-std::optional<uint32_t> Tokenizer::token_to_id(std::string_view token) const {
+std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
   const int64_t id = medley_tokenizer_token_to_id(handle_.get(), bytes_of(token));
   if (id < 0) return std::nullopt;
-  return static_cast<uint32_t>(id);
+  return static_cast<int32_t>(id);
 }
 
-std::optional<std::string> Tokenizer::id_to_token(uint32_t id) const {
+std::optional<std::string> Tokenizer::id_to_token(int32_t id) const {
   std::string token;
-  if (!medley_tokenizer_id_to_token(handle_.get(), id, sink_to(token))) return std::nullopt;
+  if (!medley_tokenizer_id_to_token(handle_.get(), static_cast<uint32_t>(id), sink_to(token)))
+    return std::nullopt;
   return token;
 }
 

@@ -34,8 +34,8 @@ class TokenPieces {
   // One more than the highest id; ids from here on have no token.
   size_t num_ids() const { return flags_.size(); }
   // Empty for an id that has no token.
-  std::string_view bytes(uint32_t id) const;
-  bool has(uint32_t id, Flag flag) const;
+  std::string_view bytes(int32_t id) const;
+  bool has(int32_t id, Flag flag) const;
 
   bool byte_fallback() const { return byte_fallback_; }
   char32_t strip_char() const { return strip_char_; }
@@ -61,12 +61,12 @@ class Tokenizer {
 
   // kInvalidArgument: `text` is not UTF-8. Special tokens that appear in the text are recognised
   // either way; `add_special_tokens` adds those of the file's post-processor (usually BOS).
-  Result<std::vector<uint32_t>> encode(std::string_view text, bool add_special_tokens) const;
+  Result<std::vector<int32_t>> encode(std::string_view text, bool add_special_tokens) const;
   // Ids that have no token add nothing.
-  Result<std::string> decode(std::span<const uint32_t> ids, bool skip_special_tokens) const;
-  std::optional<uint32_t> token_to_id(std::string_view token) const;
+  Result<std::string> decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
+  std::optional<int32_t> token_to_id(std::string_view token) const;
   // The token as the vocabulary spells it, not its text; bytes are in pieces().
-  std::optional<std::string> id_to_token(uint32_t id) const;
+  std::optional<std::string> id_to_token(int32_t id) const;
   // One more than the highest id, added tokens included.
   size_t vocab_size() const { return pieces_->num_ids(); }
   const TokenPieces& pieces() const { return *pieces_; }

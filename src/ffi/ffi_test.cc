@@ -26,19 +26,19 @@ Tokenizer load(std::string_view json) {
 
 TEST(TokenizerTest, EncodesAndDecodes) {
   const Tokenizer tokenizer = load(byte_level_json());
-  const std::vector<uint32_t> plain = {4, 6, 2, 3, 8, 0};
+  const std::vector<int32_t> plain = {4, 6, 2, 3, 8, 0};
   EXPECT_EQ(tokenizer.encode("ab é<call>a", false).value(), plain);
   EXPECT_EQ(tokenizer.decode(plain, false).value(), "ab é<call>a");
-  EXPECT_EQ(tokenizer.encode("ab", true).value(), (std::vector<uint32_t>{5, 4}));
-  EXPECT_EQ(tokenizer.encode("", false).value(), (std::vector<uint32_t>{}));
-  EXPECT_EQ(tokenizer.decode(std::vector<uint32_t>{5, 4, 8}, true).value(), "ab<call>");
-  EXPECT_EQ(tokenizer.decode(std::vector<uint32_t>{2, 7, 900}, false).value(), "\uFFFD");
+  EXPECT_EQ(tokenizer.encode("ab", true).value(), (std::vector<int32_t>{5, 4}));
+  EXPECT_EQ(tokenizer.encode("", false).value(), (std::vector<int32_t>{}));
+  EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{5, 4, 8}, true).value(), "ab<call>");
+  EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{2, 7, 900}, false).value(), "\uFFFD");
 }
 
 TEST(TokenizerTest, NamesTokens) {
   const Tokenizer tokenizer = load(byte_level_json());
   EXPECT_EQ(tokenizer.vocab_size(), 14u);
-  EXPECT_EQ(tokenizer.token_to_id("<s>"), 5u);
+  EXPECT_EQ(tokenizer.token_to_id("<s>"), 5);
   EXPECT_EQ(tokenizer.token_to_id("zz"), std::nullopt);
   EXPECT_EQ(tokenizer.id_to_token(6), "Ġ");
   EXPECT_EQ(tokenizer.id_to_token(7), std::nullopt);
@@ -55,6 +55,7 @@ TEST(TokenizerTest, PiecesAreRawBytes) {
   EXPECT_EQ(pieces.bytes(5), "<s>");
   EXPECT_EQ(pieces.bytes(7), "");
   EXPECT_EQ(pieces.bytes(900), "");
+  EXPECT_EQ(pieces.bytes(-1), "");
   EXPECT_TRUE(pieces.has(5, TokenPieces::kSpecial));
   EXPECT_FALSE(pieces.has(8, TokenPieces::kSpecial));
   EXPECT_TRUE(pieces.has(7, TokenPieces::kAbsent));
@@ -72,7 +73,7 @@ TEST(TokenizerTest, PiecesOfByteFallback) {
   EXPECT_EQ(pieces.bytes(6), "\xC3");
   EXPECT_TRUE(pieces.has(6, TokenPieces::kByte));
   EXPECT_FALSE(pieces.has(9, TokenPieces::kByte));
-  EXPECT_EQ(tokenizer.encode("a b", false).value(), (std::vector<uint32_t>{3, 5, 4}));
+  EXPECT_EQ(tokenizer.encode("a b", false).value(), (std::vector<int32_t>{3, 5, 4}));
 }
 
 TEST(TokenizerTest, NamesWhatIsWrong) {
@@ -110,7 +111,7 @@ TEST(TokenizerTest, ManyThreadsEncode) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 2000; ++i) {
-        wrong[t] += tokenizer.encode("abab", false).value() != std::vector<uint32_t>{4, 4};
+        wrong[t] += tokenizer.encode("abab", false).value() != std::vector<int32_t>{4, 4};
       }
     });
   }
