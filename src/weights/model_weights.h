@@ -37,5 +37,7 @@ struct ModelWeights {
 // Strict: every tensor of the checkpoint is used and every needed one is there with the right shape
 // and dtype, else the error names the tensor, what was expected and what was found.
 Result<ModelWeights> read_model_weights(const ModelSpec& spec, const Checkpoint& checkpoint);
+// The same from a list of tensors; data pointers are not followed and may be null.
+Result<ModelWeights> read_model_weights(const ModelSpec& spec, const TensorMap& tensors);
 
 }  // namespace medley
