@@ -1,0 +1,242 @@
+// The engine on the CPU backend, in float32, against what transformers and PEFT answer for the same
+// files.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "adapter/store.h"
+#include "cpu/cpu_backend.h"
+#include "engine/kv_plan.h"
+#include "engine/model_executor.h"
+#include "engine/start_engine.h"
+#include "model/model.h"
+#include "spec/read_spec.h"
+
+namespace medley {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr double kLogprobTolerance = 1e-3;
+// Where the reference's two best tokens are closer than twice the tolerance, either is right.
+constexpr double kMinGap = 2 * kLogprobTolerance;
+
+fs::path golden_dir() {
+  const char* root = std::getenv("MEDLEY_SOURCE_DIR");
+  return fs::path(root != nullptr ? root : ".") / "tests/golden";
+}
+
+std::string read_text(const fs::path& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::vector<fs::path> sorted_folders(const fs::path& parent) {
+  std::vector<fs::path> found;
+  if (fs::exists(parent)) {
+    for (const auto& entry : fs::directory_iterator(parent)) {
+      if (fs::exists(entry.path() / "golden.json")) found.push_back(entry.path());
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::vector<double> logprobs;
+  std::vector<std::vector<TokenLogprob>> tops;
+  std::optional<FinishReason> finish;
+  std::string error;
+};
+
+// One of the reference's prompts, for the base model or one adapter.
+struct Case {
+  std::string name;
+  std::string adapter;
+  json prompt;
+};
+
+// A model folder, served with all its adapters.
+class Served {
+ public:
+  explicit Served(const fs::path& folder) : folder_(folder) {
+    auto spec = read_model_spec(read_text(folder / "config.json"));
+    EXPECT_TRUE(spec.ok()) << spec.error().message;
+    auto checkpoint = Checkpoint::open_folder(folder.string());
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.error().message;
+    auto weights = read_model_weights(*spec, *checkpoint);
+    EXPECT_TRUE(weights.ok()) << weights.error().message;
+    backend_ = make_cpu_backend({.num_threads = 2});
+    const auto adapters = sorted_folders(folder / "adapters");
+    auto store = AdapterStore::create(
+        *spec, *backend_, {.max_loras = std::max<int>(1, static_cast<int>(adapters.size()))});
+    EXPECT_TRUE(store.ok()) << store.error().message;
+    store_ = std::move(store).value();
+    collect("", folder / "golden.json");
+    for (const auto& adapter : adapters) {
+      const std::string name = adapter.filename().string();
+      const auto loaded = store_->load(name, adapter.string());
+      EXPECT_TRUE(loaded.ok()) << adapter << ": " << loaded.error().message;
+      collect(name, adapter / "golden.json");
+    }
+    const StepDesc step{.max_rows = 48, .max_seqs = 16, .max_pages = 16 * 8};
+    const ModelOptions options{.dtype = DType::kF32, .step = step, .num_pages = 16 * 8};
+    auto model = Model::create(*spec, *weights, *backend_, options);
+    EXPECT_TRUE(model.ok()) << model.error().message;
+    auto executor = make_model_executor(*backend_, std::move(model).value(), options);
+    EXPECT_TRUE(executor.ok()) << executor.error().message;
+    const EngineOptions engine_options{.max_num_seqs = step.max_seqs,
+                                       .max_num_batched_tokens = step.max_rows,
+                                       .max_model_len = 128};
+    auto engine =
+        start_engine(engine_options, std::move(executor).value(), store_.get(),
+                     [this](std::vector<TokenEvent>&& events) { receive(std::move(events)); });
+    EXPECT_TRUE(engine.ok()) << engine.error().message;
+    engine_ = std::move(engine).value();
+  }
+
+  ~Served() { engine_.reset(); }
+
+  const std::vector<Case>& cases() const { return cases_; }
+
+  RequestId submit(const Case& c) {
+    Request request;
+    request.id = ++last_id_;
+    request.prompt = c.prompt["ids"].get<std::vector<int32_t>>();
+    request.adapter = c.adapter;
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = static_cast<int>(c.prompt["tokens"].size());
+    request.sampling.ignore_eos = true;
+    request.sampling.num_top_logprobs = 5;
+    const auto taken = engine_->submit(std::move(request));
+    EXPECT_TRUE(taken.ok()) << c.name << ": " << taken.error().message;
+    return last_id_;
+  }
+
+  Answer wait(RequestId id) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return answers_[id].finish.has_value(); });
+    return answers_[id];
+  }
+
+ private:
+  void collect(const std::string& adapter, const fs::path& path) {
+    const json golden = json::parse(read_text(path));
+    for (const auto& prompt : golden["prompts"]) {
+      const std::string label = adapter.empty() ? "base" : adapter;
+      cases_.push_back({label + "/" + prompt["name"].get<std::string>(), adapter, prompt});
+    }
+  }
+
+  void receive(std::vector<TokenEvent>&& events) {
+    std::lock_guard lock(mutex_);
+    for (auto& event : events) {
+      Answer& answer = answers_[event.request_id];
+      if (event.token_id) {
+        answer.tokens.push_back(*event.token_id);
+        answer.logprobs.push_back(event.logprob);
+        answer.tops.push_back(event.top_logprobs);
+      }
+      if (event.error) answer.error = event.error->message;
+      if (event.finish) answer.finish = event.finish;
+    }
+    changed_.notify_all();
+  }
+
+  fs::path folder_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<AdapterStore> store_;
+  std::vector<Case> cases_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<RequestId, Answer> answers_;
+  RequestId last_id_ = 0;
+  std::unique_ptr<Engine> engine_;
+};
+
+struct Tally {
+  int compared = 0;
+  int total = 0;
+  double worst = 0;
+};
+
+// Tokens equal and log-probabilities within tolerance, up to the first position where the reference
+// itself is undecided.
+void compare(const Case& c, const Answer& answer, Tally& tally) {
+  ASSERT_EQ(answer.error, "") << c.name;
+  EXPECT_EQ(*answer.finish, FinishReason::kLength) << c.name;
+  const auto tokens = c.prompt["tokens"].get<std::vector<int32_t>>();
+  const auto gaps = c.prompt["gaps"].get<std::vector<double>>();
+  const auto top_ids = c.prompt["top5_ids"].get<std::vector<std::vector<int32_t>>>();
+  const auto top_logprobs = c.prompt["top5_logprobs"].get<std::vector<std::vector<double>>>();
+  ASSERT_EQ(answer.tokens.size(), tokens.size()) << c.name;
+  tally.total += static_cast<int>(tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (gaps[i] <= kMinGap) return;
+    ASSERT_EQ(answer.tokens[i], tokens[i]) << c.name << " token " << i << ", gap " << gaps[i];
+    ASSERT_EQ(answer.tops[i].size(), 5u) << c.name;
+    for (int j = 0; j < 5; ++j) {
+      // A tie in the list may swap ids; the value at each place may not move.
+      const double off = std::abs(answer.tops[i][j].logprob - top_logprobs[i][j]);
+      tally.worst = std::max(tally.worst, off);
+      ASSERT_LE(off, kLogprobTolerance)
+          << c.name << " token " << i << " place " << j << ": id " << answer.tops[i][j].token_id
+          << ", the reference has " << top_ids[i][j];
+    }
+    ASSERT_NEAR(answer.logprobs[i], top_logprobs[i][0], kLogprobTolerance) << c.name;
+    ++tally.compared;
+  }
+}
+
+class Golden : public testing::TestWithParam<std::string> {};
+
+TEST_P(Golden, AloneAndMixedEqualTheReference) {
+  Served served(golden_dir() / GetParam());
+  if (HasFailure()) return;
+  std::vector<Answer> alone;
+  Tally tally;
+  for (const Case& c : served.cases()) {
+    alone.push_back(served.wait(served.submit(c)));
+    compare(c, alone.back(), tally);
+  }
+  std::vector<RequestId> ids;
+  for (const Case& c : served.cases()) ids.push_back(served.submit(c));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const Answer mixed = served.wait(ids[i]);
+    EXPECT_EQ(mixed.tokens, alone[i].tokens) << served.cases()[i].name;
+    EXPECT_EQ(mixed.logprobs, alone[i].logprobs)
+        << served.cases()[i].name << ": mixed with others, not bitwise what it is alone";
+  }
+  std::printf("%s: %zu prompts, %d of %d positions compared, worst log-probability error %.2e\n",
+              GetParam().c_str(), ids.size(), tally.compared, tally.total, tally.worst);
+  EXPECT_GE(tally.compared, tally.total * 9 / 10);
+}
+
+std::vector<std::string> models() {
+  std::vector<std::string> names;
+  for (const auto& folder : sorted_folders(golden_dir())) names.push_back(folder.filename());
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::ValuesIn(models()), [](const auto& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace medley
