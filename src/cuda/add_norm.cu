@@ -1,0 +1,32 @@
+#include "cuda/add_norm.cuh"
+#include "cuda/launch.h"
+
+namespace medley::cuda {
+
+template <RowDelta kDelta>
+__global__ void add_norm_kernel(const AddNormParams p) {
+  extern __shared__ float row_values[];
+  wait_for_predecessor();
+  launch_dependents();
+  const int row = blockIdx.x;
+  if (row >= *p.num_rows) return;
+  const float inverse_rms = add_row<kDelta>(p, row, row_values);
+  store_row<kDelta>(p, row, inverse_rms, row_values, /*write=*/true);
+}
+
+void launch_add_norm(RowDelta delta, const AddNormConfig& config, const AddNormParams& params,
+                     int max_rows, cudaStream_t stream) {
+  const LaunchShape shape = {.grid = dim3(max_rows),
+                             .block = dim3(config.num_threads),
+                             .shared_bytes = config.shared_bytes};
+  switch (delta) {
+    case RowDelta::kNone:
+      return launch(add_norm_kernel<RowDelta::kNone>, shape, stream, params);
+    case RowDelta::kDense:
+      return launch(add_norm_kernel<RowDelta::kDense>, shape, stream, params);
+    case RowDelta::kRouted:
+      return launch(add_norm_kernel<RowDelta::kRouted>, shape, stream, params);
+  }
+}
+
+}  // namespace medley::cuda

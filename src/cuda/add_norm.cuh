@@ -1,0 +1,87 @@
+#pragma once
+
+#include "cuda/add_norm_kernel.h"
+#include "cuda/primitives.cuh"
+
+namespace medley::cuda {
+
+__device__ __forceinline__ void add_bf16x8(float (&sum)[8], uint4 values, float factor) {
+  const uint32_t words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_bf16x2(words[i]);
+    sum[2 * i] += factor * pair.x;
+    sum[2 * i + 1] += factor * pair.y;
+  }
+}
+
+__device__ __forceinline__ uint4 pack_bf16x8(const float (&v)[8]) {
+  return {pack_bf16x2(v[0], v[1]), pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]),
+          pack_bf16x2(v[6], v[7])};
+}
+
+// The block reads one row's residual and delta and leaves the rounded sum in `row_values` (shared,
+// H floats); returns 1 / rms, the same in all threads. Writes nothing to global memory. The sum of
+// squares is taken in an order that depends on the block size alone.
+template <RowDelta kDelta>
+__device__ float add_row(const AddNormParams& p, int row, float* row_values) {
+  __shared__ float warp_sums[32];
+  const int num_vectors = p.hidden_size / 8;
+  const auto* residual =
+      reinterpret_cast<const uint4*>(p.residual + static_cast<int64_t>(row) * p.hidden_size);
+  float squares = 0.0f;
+  for (int v = threadIdx.x; v < num_vectors; v += blockDim.x) {
+    float sum[8] = {};
+    if constexpr (kDelta == RowDelta::kRouted) {
+      for (int c = 0; c < p.experts_per_token; ++c) {
+        const int choice = row * p.experts_per_token + c;
+        const int64_t pair = p.routing.pair_of_choice[choice];
+        add_bf16x8(sum, reinterpret_cast<const uint4*>(p.delta + pair * p.hidden_size)[v],
+                   p.routing.weight_of_choice[choice]);
+      }
+    } else if constexpr (kDelta == RowDelta::kDense) {
+      add_bf16x8(
+          sum,
+          reinterpret_cast<const uint4*>(p.delta + static_cast<int64_t>(row) * p.hidden_size)[v],
+          1.0f);
+    }
+    add_bf16x8(sum, residual[v], 1.0f);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float rounded = __bfloat162float(__float2bfloat16_rn(sum[i]));
+      row_values[8 * v + i] = rounded;
+      squares += rounded * rounded;
+    }
+  }
+  squares = warp_sum(squares);
+  const int warp = threadIdx.x / kWarpSize;
+  if (threadIdx.x % kWarpSize == 0) warp_sums[warp] = squares;
+  __syncthreads();
+  float total = 0.0f;
+  for (int w = 0; w < static_cast<int>(blockDim.x) / kWarpSize; ++w) total += warp_sums[w];
+  return rsqrtf(total / p.hidden_size + p.eps);
+}
+
+// Stores what add_row left: the residual, and the normalised row, which replaces `row_values`.
+template <RowDelta kDelta>
+__device__ void store_row(const AddNormParams& p, int row, float inverse_rms, float* row_values,
+                          bool write) {
+  const int64_t offset = static_cast<int64_t>(row) * p.hidden_size;
+  auto* residual = reinterpret_cast<uint4*>(p.residual + offset);
+  auto* out = reinterpret_cast<uint4*>(p.out + offset);
+  for (int v = threadIdx.x; v < p.hidden_size / 8; v += blockDim.x) {
+    float values[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = row_values[8 * v + i];
+    if (kDelta != RowDelta::kNone && write) residual[v] = pack_bf16x8(values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      values[i] =
+          __bfloat162float(__float2bfloat16_rn(values[i] * inverse_rms * p.weight[8 * v + i]));
+      row_values[8 * v + i] = values[i];
+    }
+    if (write) out[v] = pack_bf16x8(values);
+  }
+}
+
+}  // namespace medley::cuda

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/check.h"
+
+namespace medley::cuda {
+
+struct LaunchShape {
+  dim3 grid;
+  dim3 block;
+  int cluster = 1;  // blocks of a cluster along x
+  size_t shared_bytes = 0;
+};
+
+// Launches `kernel` as a programmatic dependent of its predecessor on the stream: it may start
+// before that one ends, and therefore must execute griddepcontrol.wait in every block, even in one
+// without work, before it reads anything that an earlier kernel writes (docs/performance.md).
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
+            Args... args) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = shape.cluster;
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = shape.cluster > 1 ? 2 : 1;
+  MEDLEY_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
+}
+
+}  // namespace medley::cuda

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "backend/backend.h"
+
+namespace medley::cuda {
+
+// Device memory. Movable; freed by the destructor.
+class DeviceBuffer : public Buffer {
+ public:
+  DeviceBuffer() = default;
+  ~DeviceBuffer() override;
+  DeviceBuffer(DeviceBuffer&& other) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+
+  // kOverloaded with both numbers when memory is short.
+  static Result<DeviceBuffer> allocate(size_t num_bytes);
+
+  void* data() override { return data_; }
+  const void* data() const { return data_; }
+  size_t num_bytes() const override { return num_bytes_; }
+  template <class T>
+  T* as(size_t byte_offset = 0) {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(data_) + byte_offset);
+  }
+  template <class T>
+  const T* as(size_t byte_offset = 0) const {
+    return reinterpret_cast<const T*>(static_cast<const std::byte*>(data_) + byte_offset);
+  }
+  // Both wait for the copy.
+  void copy_from_host(const void* source, size_t num_bytes, size_t byte_offset = 0);
+  void fill_zero();
+
+ private:
+  void* data_ = nullptr;
+  size_t num_bytes_ = 0;
+};
+
+}  // namespace medley::cuda

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "backend/backend.h"
+#include "cuda/memory.h"
+#include "cuda/routing_view.h"
+
+namespace medley::cuda {
+
+class CudaRouting : public Routing {
+ public:
+  // Room for max_pairs pairs.
+  explicit CudaRouting(int max_pairs);
+  const RoutingView& view() const { return view_; }
+  int max_pairs() const { return max_pairs_; }
+
+ private:
+  DeviceBuffer buffer_;
+  RoutingView view_;
+  int max_pairs_;
+};
+
+}  // namespace medley::cuda

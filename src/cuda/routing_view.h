@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+
+namespace medley::cuda {
+
+// Rows of one expert that a matrix kernel takes at once.
+inline constexpr int kTileRows = 16;
+
+// A run of at most kTileRows consecutive pairs of one expert.
+struct RouteTile {
+  int32_t expert = 0;
+  int32_t begin = 0;  // first pair
+  int32_t count = 0;
+  int32_t segment_begin = 0;  // its segments, in order of pairs
+  int32_t segment_count = 0;
+};
+
+// The pairs of a tile that have one adapter. Pairs of the base model are in no segment.
+struct RouteSegment {
+  int32_t expert = 0;
+  int32_t slot = 0;
+  int32_t begin = 0;
+  int32_t count = 0;
+};
+
+// A step's (row, choice) pairs sorted by (expert, adapter slot, row), base rows first within an
+// expert. All pointers are device memory; the counts are written by the kernel that routes.
+//
+//   pairs      | e0: base base a3 a3 a7 | e2: a1 a3 | ...
+//   tiles      [------------------------][-----------]
+//   segments             [-----][--]      [--][--]
+struct RoutingView {
+  int32_t* num_tiles = nullptr;
+  int32_t* num_segments = nullptr;
+  RouteTile* tiles = nullptr;
+  RouteSegment* segments = nullptr;
+  int32_t* row_of_pair = nullptr;       // (pairs)
+  int32_t* pair_of_choice = nullptr;    // (rows, k)
+  float* weight_of_choice = nullptr;    // (rows, k)
+  int32_t* expert_of_choice = nullptr;  // (rows, k)
+  uint32_t* arrivals = nullptr;         // (1) zero between kernels
+};
+
+}  // namespace medley::cuda
