@@ -12,7 +12,7 @@
 namespace medley {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;
 
 // Shared by an object and those below it.
 struct Document {
@@ -44,7 +44,7 @@ struct JsonFields::State {
 JsonFields::JsonFields(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 Result<JsonFields> JsonFields::parse(std::string_view text, std::string what) {
-  MEDLEY_TRY_ASSIGN(json root, parse_json(text, what));
+  MEDLEY_TRY_ASSIGN(json root, parse_ordered_json(text, what));
   if (!root.is_object()) {
     return invalid_argument(fmt::format("{}: expected an object, found {}", what, brief(root)));
   }
