@@ -1,0 +1,351 @@
+#include "engine/engine_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace medley {
+namespace {
+
+SamplerParams sampler_params(const SamplingParams& s) {
+  return {.temperature = s.temperature,
+          .top_p = s.top_p,
+          .top_k = s.top_k,
+          .min_p = s.min_p,
+          .seed = s.seed,
+          .num_top_logprobs = s.num_top_logprobs};
+}
+
+}  // namespace
+
+EngineCore::EngineCore(const EngineOptions& options, Executor& executor, AdapterStore* adapters)
+    : options_(options),
+      executor_(executor),
+      adapters_(adapters),
+      desc_(executor.desc()),
+      limits_({.max_num_seqs = options.max_num_seqs,
+               .max_num_batched_tokens = options.max_num_batched_tokens,
+               .page_size = desc_.page_size,
+               .max_adapters = options.max_loras}),
+      pool_(desc_.num_pages),
+      batch_(desc_.step, desc_.page_size) {
+  for (int slot = options.max_num_seqs - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+}
+
+EngineCore::~EngineCore() {
+  abort_all();
+  while (!in_flight_.empty()) retire_oldest();
+}
+
+void EngineCore::add(Request request) {
+  const RequestId id = request.id;
+  auto [it, is_new] = sequences_.emplace(id, std::make_unique<Sequence>(std::move(request)));
+  MEDLEY_CHECK(is_new, fmt::format("request id {} is in use", id));
+  Sequence& seq = *it->second;
+  seq.arrival = num_arrivals_++;
+  seq.max_tokens = std::min<int64_t>(seq.num_prompt() + seq.request.sampling.max_tokens,
+                                     options_.max_model_len);
+  if (!seq.request.adapter.empty()) {
+    AdapterGroup& group = groups_[seq.request.adapter];
+    if (group.num_open++ == 0) group.id = kBaseModel + ++num_groups_;
+    seq.adapter = group.id;
+  }
+  ++num_open_;
+  waiting_.push_back(&seq);
+  if (fault_) end(seq, FinishReason::kError, fault_);
+}
+
+void EngineCore::abort(RequestId id) {
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end() || it->second->state() == SequenceState::kEnded) return;
+  end(*it->second, FinishReason::kAbort, std::nullopt);
+}
+
+void EngineCore::abort_all() {
+  std::vector<RequestId> ids;
+  for (const auto& [id, seq] : sequences_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (const RequestId id : ids) abort(id);
+}
+
+bool EngineCore::step() {
+  if (fault_) return false;
+  const size_t num_in_flight = in_flight_.size();
+  const bool did_something = launch_next();
+  const bool has_launched = in_flight_.size() > num_in_flight;
+  if (fault_ || in_flight_.empty()) return did_something;
+  if (has_launched && in_flight_.size() < kMaxStepsInFlight) return true;
+  retire_oldest();
+  return true;
+}
+
+std::vector<TokenEvent> EngineCore::take_events() { return std::exchange(events_, {}); }
+
+SeqState EngineCore::state_of(const Sequence& seq) const {
+  SeqState state = {.num_tokens = seq.num_tokens(),
+                    .num_computed = seq.num_computed,
+                    .num_pages = seq.pages.num_pages(),
+                    .adapter = seq.adapter,
+                    .arrival = seq.arrival,
+                    .preempted = seq.preempted};
+  if (seq.pin && seq.adapter != kBaseModel) {
+    state.adapter_since = groups_.at(seq.request.adapter).since;
+  }
+  return state;
+}
+
+StepPlan EngineCore::plan(bool& refused) {
+  std::vector<SeqState> running, waiting;
+  running.reserve(running_.size());
+  waiting.reserve(waiting_.size());
+  for (const Sequence* seq : running_) running.push_back(state_of(*seq));
+  for (const Sequence* seq : waiting_) waiting.push_back(state_of(*seq));
+  StepPlan plan = plan_step(limits_,
+                            {.running = running,
+                             .waiting = waiting,
+                             .num_free_pages = pool_.num_free(),
+                             .steps_in_flight = !in_flight_.empty()},
+                            [&](int idx) { return try_acquire(*waiting_[idx]); });
+  refused = !refused_.empty();
+  return plan;
+}
+
+Admission EngineCore::try_acquire(Sequence& seq) {
+  if (seq.pin) return Admission::kEnter;
+  const std::string& name = seq.request.adapter;
+  if (name.empty()) {
+    seq.pin.emplace();
+    return Admission::kEnter;
+  }
+  if (refused_.contains(name)) return Admission::kRefused;
+  Result<std::optional<AdapterPin>> pin = adapters_->acquire(name, executor_.stream());
+  if (!pin.ok()) {
+    refused_.emplace(name, pin.error());
+    return Admission::kRefused;
+  }
+  if (!pin->has_value()) return Admission::kNotYet;
+  seq.pin = std::move(*pin);
+  AdapterGroup& group = groups_.at(name);
+  if (group.num_pins++ == 0) group.since = num_admissions_;
+  return Admission::kEnter;
+}
+
+// An adapter that can't be had ends every request that waits for it.
+void EngineCore::fail_refused() {
+  const std::vector<Sequence*> waiting = waiting_;
+  for (Sequence* seq : waiting) {
+    const auto it = refused_.find(seq->request.adapter);
+    if (it != refused_.end() && !seq->pin) end(*seq, FinishReason::kError, it->second);
+  }
+  refused_.clear();
+}
+
+bool EngineCore::launch_next() {
+  bool refused = false;
+  const StepPlan step_plan = plan(refused);
+  preempt(static_cast<int>(step_plan.preempted.size()));
+
+  LaunchedStep step;
+  batch_.clear();
+  slot_updates_.clear();
+  std::vector<Sequence*> entering;
+  for (const Chunk& chunk : step_plan.running) {
+    add_to_batch(*running_[chunk.seq_idx], chunk.num_tokens, step);
+  }
+  for (const Chunk& chunk : step_plan.admitted) entering.push_back(waiting_[chunk.seq_idx]);
+  for (size_t i = 0; i < entering.size(); ++i) {
+    enter(*entering[i]);
+    add_to_batch(*entering[i], step_plan.admitted[i].num_tokens, step);
+  }
+  if (refused) fail_refused();
+  if (step.rows.empty()) return refused;
+
+  Result<StepTicket> ticket = executor_.launch(batch_.inputs(), slot_updates_);
+  if (!ticket.ok()) {
+    fail_all(ticket.error());
+    return true;
+  }
+  step.ticket = *ticket;
+  after_launch(std::move(step));
+  return true;
+}
+
+// The youngest lose their pages and start anew, their output so far being part of their prompt.
+// Every launched step has retired by now.
+void EngineCore::preempt(int num_victims) {
+  for (int i = 0; i < num_victims; ++i) {
+    Sequence& seq = *running_.back();
+    MEDLEY_CHECK_EQ(seq.num_steps_in_flight, 0);
+    MEDLEY_CHECK_EQ(seq.num_pending, 0);
+    leave(seq, SequenceState::kWaiting);
+    seq.pages.clear();
+    seq.num_computed = 0;
+    seq.preempted = true;
+    waiting_.push_back(&seq);
+    ++num_preemptions_;
+  }
+}
+
+void EngineCore::enter(Sequence& seq) {
+  std::erase(waiting_, &seq);
+  seq.set_state(SequenceState::kRunning);
+  running_.push_back(&seq);
+  ++num_admissions_;
+  if (seq.scheduled_ns == 0) {
+    seq.scheduled_ns = now_ns();
+    ++num_left_queue_;
+  }
+  seq.preempted = false;
+  seq.slot = free_slots_.back();
+  free_slots_.pop_back();
+  slot_updates_.push_back({*seq.slot, sampler_params(seq.request.sampling)});
+}
+
+void EngineCore::add_to_batch(Sequence& seq, int64_t num_tokens, LaunchedStep& step) {
+  const bool has_pages = seq.pages.grow(seq.num_tokens(), desc_.page_size, pool_);
+  MEDLEY_CHECK(has_pages, "planned without pages");
+  step.rows.push_back({&seq, batch_.add(seq, num_tokens)});
+  seq.num_computed += num_tokens;
+}
+
+void EngineCore::after_launch(LaunchedStep step) {
+  ++num_steps_;
+  for (const auto& [seq, is_sampled] : step.rows) {
+    ++seq->num_steps_in_flight;
+    const int64_t num_prompt = std::min(seq->num_computed, seq->num_prompt());
+    if (num_prompt > seq->num_counted_prompt) {
+      num_prompt_tokens_ += num_prompt - seq->num_counted_prompt;
+      seq->num_counted_prompt = num_prompt;
+    }
+    if (!is_sampled) continue;
+    ++seq->num_pending;
+    if (seq->num_tokens() >= seq->max_tokens) leave(*seq, SequenceState::kFinishing);
+  }
+  in_flight_.push_back(std::move(step));
+}
+
+void EngineCore::retire_oldest() {
+  const LaunchedStep step = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  const Result<const SampleOutput*> output = executor_.wait(step.ticket);
+  for (const LaunchedRows& rows : step.rows) --rows.seq->num_steps_in_flight;
+  if (!output.ok()) {
+    for (const LaunchedRows& rows : step.rows) release_if_done(*rows.seq);
+    fail_all(output.error());
+    return;
+  }
+  const int64_t time_ns = now_ns();
+  int output_idx = 0;
+  for (const auto& [seq, is_sampled] : step.rows) {
+    const int idx = is_sampled ? output_idx++ : 0;
+    if (seq->state() == SequenceState::kEnded) {
+      release_if_done(*seq);
+    } else if (is_sampled) {
+      accept_token(*seq, **output, idx, time_ns);
+    }
+  }
+}
+
+void EngineCore::accept_token(Sequence& seq, const SampleOutput& output, int output_idx,
+                              int64_t time_ns) {
+  --seq.num_pending;
+  const int32_t token_id = output.token_ids[output_idx];
+  seq.tokens.push_back(token_id);
+  ++num_generation_tokens_;
+
+  TokenEvent& event = add_event(seq);
+  event.token_id = token_id;
+  event.time_ns = time_ns;
+  const int num_top = seq.request.sampling.num_top_logprobs;
+  if (num_top >= 0) event.logprob = output.logprobs[output_idx];
+  for (int i = 0; i < num_top; ++i) {
+    const size_t at = static_cast<size_t>(output_idx) * kMaxTopLogprobs + i;
+    event.top_logprobs.push_back({output.top_ids[at], output.top_logprobs[at]});
+  }
+  const std::optional<FinishReason> reason = finish_reason(seq, options_.eos_token_ids);
+  if (!reason) return;
+  event.finish = reason;
+  if (*reason == FinishReason::kStop) event.stop_token_id = token_id;
+  --num_open_;
+  leave(seq, SequenceState::kEnded);
+  release_if_done(seq);
+}
+
+void EngineCore::end(Sequence& seq, FinishReason reason, std::optional<Error> error) {
+  TokenEvent& event = add_event(seq);
+  event.finish = reason;
+  event.error = std::move(error);
+  event.time_ns = now_ns();
+  --num_open_;
+  if (seq.scheduled_ns == 0) ++num_left_queue_;
+  leave(seq, SequenceState::kEnded);
+  release_if_done(seq);
+}
+
+TokenEvent& EngineCore::add_event(const Sequence& seq) {
+  TokenEvent& event = events_.emplace_back();
+  event.request_id = seq.request.id;
+  event.scheduled_ns = seq.scheduled_ns;
+  return event;
+}
+
+// The seat is free at once: what is launched with it goes before what comes to sit there.
+void EngineCore::leave(Sequence& seq, SequenceState next) {
+  if (seq.state() == SequenceState::kWaiting) std::erase(waiting_, &seq);
+  if (seq.state() == SequenceState::kRunning) std::erase(running_, &seq);
+  if (seq.slot) free_slots_.push_back(*seq.slot);
+  seq.slot.reset();
+  seq.set_state(next);
+}
+
+void EngineCore::release_if_done(Sequence& seq) {
+  if (seq.state() != SequenceState::kEnded || seq.num_steps_in_flight > 0) return;
+  if (seq.adapter != kBaseModel) {
+    const auto group = groups_.find(seq.request.adapter);
+    if (seq.pin) --group->second.num_pins;
+    if (--group->second.num_open == 0) groups_.erase(group);
+  }
+  sequences_.erase(seq.request.id);
+}
+
+void EngineCore::fail_all(const Error& error) {
+  log::error("the engine stops: {}", error.message);
+  fault_ = error;
+  for (const LaunchedStep& step : in_flight_) {
+    for (const LaunchedRows& rows : step.rows) --rows.seq->num_steps_in_flight;
+  }
+  const std::deque<LaunchedStep> dropped = std::move(in_flight_);
+  in_flight_.clear();
+  std::vector<Sequence*> all;
+  for (const auto& [id, seq] : sequences_) all.push_back(seq.get());
+  for (Sequence* seq : all) {
+    if (seq->state() == SequenceState::kEnded) {
+      release_if_done(*seq);
+    } else {
+      end(*seq, FinishReason::kError, error);
+    }
+  }
+}
+
+EngineStats EngineCore::stats() const {
+  EngineStats stats = {.num_running = num_open_ - static_cast<int>(waiting_.size()),
+                       .num_waiting = static_cast<int>(waiting_.size()),
+                       .num_pages = pool_.num_pages(),
+                       .num_free_pages = pool_.num_free(),
+                       .page_size = desc_.page_size,
+                       .num_steps = num_steps_,
+                       .num_prompt_tokens = num_prompt_tokens_,
+                       .num_generation_tokens = num_generation_tokens_,
+                       .num_preemptions = num_preemptions_,
+                       .healthy = is_healthy()};
+  for (const auto& [name, group] : groups_) {
+    if (group.num_pins > 0) stats.running_adapters.push_back(name);
+    if (group.num_open > group.num_pins) stats.waiting_adapters.push_back(name);
+  }
+  return stats;
+}
+
+}  // namespace medley

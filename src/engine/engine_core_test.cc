@@ -1,0 +1,310 @@
+#include "engine/engine_core.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/testing/fake_adapter_store.h"
+#include "engine/testing/fake_executor.h"
+#include "engine/testing/fake_model.h"
+
+namespace medley {
+namespace {
+
+using testing::fake_answer;
+using testing::FakeAdapterStore;
+using testing::FakeAnswer;
+using testing::FakeExecutor;
+
+constexpr int64_t kVocab = 1000;
+
+ExecutorDesc executor_desc(int num_pages = 64) {
+  return {.step = {.max_rows = 32, .max_seqs = 8, .max_pages = num_pages},
+          .num_pages = num_pages,
+          .page_size = 4,
+          .vocab_size = kVocab};
+}
+
+EngineOptions engine_options() {
+  return {.max_num_seqs = 8, .max_num_batched_tokens = 32, .max_model_len = 64, .max_loras = 2};
+}
+
+Request request(RequestId id, int num_prompt, int max_tokens, std::string adapter = "") {
+  Request r = {.id = id, .adapter = std::move(adapter)};
+  for (int i = 0; i < num_prompt; ++i) r.prompt.push_back(static_cast<int32_t>(id * 31 + i) % 997);
+  r.sampling.max_tokens = max_tokens;
+  r.sampling.seed = id;
+  return r;
+}
+
+// An engine over the fakes that remembers what came out.
+struct Harness {
+  explicit Harness(EngineOptions o = engine_options(), ExecutorDesc desc = executor_desc())
+      : options(std::move(o)), store(2), executor(desc, &store), core(options, executor, &store) {
+    store.add("a");
+    store.add("b");
+    store.add("c");
+  }
+
+  bool step() {
+    const bool did_something = core.step();
+    collect();
+    return did_something;
+  }
+  void collect() {
+    for (TokenEvent& event : core.take_events()) {
+      if (event.token_id) tokens[event.request_id].push_back(*event.token_id);
+      EXPECT_FALSE(ends.contains(event.request_id)) << "an event after the end";
+      if (event.finish) ends[event.request_id] = event;
+    }
+  }
+  void run() {
+    for (int turns = 0; step(); ++turns) ASSERT_LT(turns, 10000);
+  }
+  void expect_answer(const Request& r) {
+    const FakeAnswer answer = fake_answer(r, options, kVocab);
+    ASSERT_TRUE(ends.contains(r.id));
+    EXPECT_EQ(tokens[r.id], answer.tokens);
+    EXPECT_EQ(ends[r.id].finish, answer.finish);
+  }
+  void expect_all_released() const {
+    EXPECT_EQ(core.pages().num_held(), 0);
+    EXPECT_EQ(store.num_pins(), 0);
+    EXPECT_EQ(core.num_open(), 0);
+  }
+
+  EngineOptions options;
+  FakeAdapterStore store;
+  FakeExecutor executor;
+  EngineCore core;
+  std::map<RequestId, std::vector<int32_t>> tokens;
+  std::map<RequestId, TokenEvent> ends;
+};
+
+TEST(EngineCore, AnswersAsASynchronousEngine) {
+  Harness h;
+  const Request r = request(1, 5, 9);
+  h.core.add(r);
+  h.run();
+  h.expect_answer(r);
+  EXPECT_EQ(h.tokens[1].size(), 9u);
+  h.expect_all_released();
+}
+
+// Three tokens: prefill, two decodes. Each is launched before the one before it is known, and
+// nothing is launched past the third, whose end by length is foreseen.
+TEST(EngineCore, IsOneStepAheadAndForeseesTheLength) {
+  Harness h;
+  h.core.add(request(1, 5, 3));
+  h.run();
+  EXPECT_EQ(h.executor.trace(), "L0 L1 W0 L2 W1 W2 ");
+}
+
+TEST(EngineCore, TheContextEndsARequestToo) {
+  Harness h;
+  const Request r = request(1, 61, 100);  // 61 + 3 = max_model_len
+  h.core.add(r);
+  h.run();
+  EXPECT_EQ(h.tokens[1].size(), 3u);
+  EXPECT_EQ(h.ends[1].finish, FinishReason::kLength);
+  h.expect_all_released();
+}
+
+// The third token is an end token; when that is known its successor has been launched.
+TEST(EngineCore, DiscardsWhatIsComputedPastAStop) {
+  Harness h;
+  Request r = request(1, 5, 20);
+  const FakeAnswer answer = fake_answer(r, h.options, kVocab);
+  r.sampling.stop_token_ids = {answer.tokens[2]};
+  h.core.add(r);
+  h.run();
+  EXPECT_EQ(h.executor.trace(), "L0 L1 W0 L2 W1 L3 W2 W3 ");
+  h.expect_answer(r);
+  EXPECT_EQ(h.tokens[1].size(), 3u);
+  EXPECT_EQ(h.ends[1].stop_token_id, answer.tokens[2]);
+  EXPECT_EQ(h.core.stats().num_generation_tokens, 3u);
+  h.expect_all_released();
+}
+
+TEST(EngineCore, MinTokensAndIgnoreEosPutAStopOff) {
+  Harness probe;
+  Request r = request(1, 5, 6);
+  const FakeAnswer plain = fake_answer(r, probe.options, kVocab);
+  EngineOptions options = engine_options();
+  options.eos_token_ids = {plain.tokens[1]};
+  const auto num_tokens = [&](int min_tokens, bool ignore_eos) {
+    Harness h(options);
+    r.sampling.min_tokens = min_tokens;
+    r.sampling.ignore_eos = ignore_eos;
+    h.core.add(r);
+    h.run();
+    return h.tokens[1].size();
+  };
+  EXPECT_EQ(num_tokens(0, false), 2u);
+  EXPECT_EQ(num_tokens(1, false), 2u);  // token 2 is past the first
+  EXPECT_EQ(num_tokens(2, false), 6u);
+  EXPECT_EQ(num_tokens(0, true), 6u);
+}
+
+TEST(EngineCore, LongPromptsAreComputedInChunks) {
+  EngineOptions options = engine_options();
+  options.max_num_batched_tokens = 10;
+  Harness h(options);
+  const Request r = request(1, 33, 4);  // 10 + 10 + 10 + 3 rows
+  h.core.add(r);
+  h.run();
+  h.expect_answer(r);
+  EXPECT_EQ(h.executor.max_rows_seen(), 10);
+  EXPECT_EQ(h.core.stats().num_steps, 4u + 3u);
+  EXPECT_EQ(h.core.stats().num_prompt_tokens, 33u);
+}
+
+TEST(EngineCore, BaseAndAdaptersShareASteps) {
+  Harness h;
+  std::vector<Request> requests = {request(1, 4, 6), request(2, 4, 6, "a"), request(3, 4, 6, "b")};
+  for (Request& r : requests) {
+    r.prompt = {1, 2, 3, 4};
+    r.sampling.seed = 0;
+    h.core.add(r);
+  }
+  h.run();
+  for (const Request& r : requests) h.expect_answer(r);
+  EXPECT_EQ(h.core.stats().num_steps, 6u);
+  EXPECT_NE(h.tokens[1], h.tokens[2]);
+  EXPECT_NE(h.tokens[2], h.tokens[3]);
+  h.expect_all_released();
+}
+
+TEST(EngineCore, ARequestWhoseAdapterLoadsHoldsNobodyBack) {
+  Harness h;
+  h.store.add("slow", /*num_load_ticks=*/1);
+  h.core.add(request(1, 4, 3, "slow"));
+  h.core.add(request(2, 4, 3));
+  h.run();
+  EXPECT_TRUE(h.ends.contains(2));
+  EXPECT_FALSE(h.ends.contains(1));
+  EXPECT_EQ(h.core.stats().waiting_adapters, std::vector<std::string>{"slow"});
+  h.store.tick();
+  h.run();
+  h.expect_answer(request(1, 4, 3, "slow"));
+  h.expect_all_released();
+}
+
+TEST(EngineCore, AnAdapterThatFailsEndsItsOwnRequestsOnly) {
+  Harness h;
+  h.store.add("broken", 0, /*fails=*/true);
+  for (RequestId id = 1; id <= 3; ++id) h.core.add(request(id, 4, 3, id == 2 ? "" : "broken"));
+  h.core.add(request(4, 4, 3, "unknown"));
+  h.run();
+  EXPECT_EQ(h.ends[1].finish, FinishReason::kError);
+  EXPECT_EQ(h.ends[1].error->message, "adapter broken is broken");
+  EXPECT_EQ(h.ends[3].finish, FinishReason::kError);
+  EXPECT_EQ(h.ends[4].error->code, ErrorCode::kNotFound);
+  h.expect_answer(request(2, 4, 3));
+  h.expect_all_released();
+}
+
+// Two slots, three adapters; "a" is flooded. "c" gets the slot of "a" once those before it are
+// through, not after the flood.
+TEST(EngineCore, AFloodOfOneAdapterGivesItsSlotUp) {
+  EngineOptions options = engine_options();
+  options.max_num_seqs = 2;
+  options.max_loras = 1;
+  Harness h(options);
+  RequestId id = 1;
+  for (; id <= 4; ++id) h.core.add(request(id, 4, 6, "a"));
+  h.core.add(request(100, 4, 6, "c"));
+  for (int turn = 0; turn < 60 && !h.ends.contains(100); ++turn) {
+    h.core.add(request(id++, 4, 6, "a"));
+    h.step();
+  }
+  EXPECT_TRUE(h.ends.contains(100));
+  h.run();
+  h.expect_answer(request(100, 4, 6, "c"));
+  h.expect_all_released();
+}
+
+TEST(EngineCore, AnAbortIsAnsweredAtOnceAndItsPagesGoWithTheLaunchedStep) {
+  Harness h;
+  h.core.add(request(1, 9, 50, "a"));
+  for (int i = 0; i < 4; ++i) h.step();
+  h.core.abort(1);
+  h.collect();
+  EXPECT_EQ(h.ends[1].finish, FinishReason::kAbort);
+  EXPECT_GT(h.core.pages().num_held(), 0);  // a launched step still writes there
+  h.step();
+  h.expect_all_released();
+  h.core.abort(1);  // ended: ignored
+  h.core.abort(77);
+  h.collect();
+  EXPECT_EQ(h.ends.size(), 1u);
+}
+
+TEST(EngineCore, AWaitingRequestCanBeAborted) {
+  Harness h;
+  h.store.add("slow", 5);
+  h.core.add(request(1, 9, 50, "slow"));
+  h.run();
+  h.core.abort(1);
+  h.collect();
+  EXPECT_EQ(h.ends[1].finish, FinishReason::kAbort);
+  EXPECT_EQ(h.core.num_left_queue(), 1u);
+  h.expect_all_released();
+}
+
+// 16 pages of 4 tokens; two requests that grow to 60 tokens (15 pages) each.
+TEST(EngineCore, PreemptionChangesNoToken) {
+  Harness h(engine_options(), executor_desc(/*num_pages=*/16));
+  const Request r1 = request(1, 8, 52, "a"), r2 = request(2, 8, 52, "b");
+  h.core.add(r1);
+  h.core.add(r2);
+  h.run();
+  EXPECT_GE(h.core.stats().num_preemptions, 1u);
+  h.expect_answer(r1);
+  h.expect_answer(r2);
+  EXPECT_EQ(h.core.stats().num_prompt_tokens, 16u) << "recomputation is not counted";
+  h.expect_all_released();
+}
+
+TEST(EngineCore, LogprobsAreGivenWhenAskedFor) {
+  Harness h;
+  Request r = request(1, 5, 1);
+  r.sampling.num_top_logprobs = 2;
+  h.core.add(r);
+  h.core.add(request(2, 5, 1));
+  h.run();
+  const TokenEvent& event = h.ends[1];
+  EXPECT_EQ(event.logprob, testing::fake_logprob(*event.token_id, 5));
+  ASSERT_EQ(event.top_logprobs.size(), 2u);
+  EXPECT_EQ(event.top_logprobs[1].token_id, *event.token_id + 1);
+  EXPECT_EQ(event.top_logprobs[1].logprob, event.logprob - 1);
+  EXPECT_TRUE(h.ends[2].top_logprobs.empty());
+}
+
+TEST(EngineCore, ADeviceFaultEndsEveryRequestOnce) {
+  for (const bool at_launch : {true, false}) {
+    Harness h;
+    at_launch ? h.executor.fail_launch(3) : h.executor.fail_wait(3);
+    h.store.add("slow", 1);
+    h.core.add(request(1, 5, 30));
+    h.core.add(request(2, 5, 30, "a"));
+    h.core.add(request(3, 5, 30, "slow"));
+    h.run();
+    for (RequestId id = 1; id <= 3; ++id) {
+      EXPECT_EQ(h.ends[id].finish, FinishReason::kError);
+      EXPECT_EQ(h.ends[id].error->code, ErrorCode::kInternal);
+    }
+    EXPECT_FALSE(h.core.is_healthy());
+    h.expect_all_released();
+    h.core.add(request(4, 5, 30));
+    h.collect();
+    EXPECT_EQ(h.ends[4].finish, FinishReason::kError);
+  }
+}
+
+}  // namespace
+}  // namespace medley

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "adapter/store.h"
+
+namespace medley::testing {
+
+// Adapters without weights. A load takes as many ticks as the test says, and may fail. Slots are
+// given to another adapter as soon as nobody holds them. Thread-safe as AdapterStore demands, if
+// ticks are on the engine's thread or loads take none.
+class FakeAdapterStore final : public AdapterStore {
+ public:
+  explicit FakeAdapterStore(int num_slots) : slots_(num_slots) {}
+
+  void add(const std::string& name, int num_load_ticks = 0, bool fails = false) {
+    adapters_[name] = {.num_load_ticks = num_load_ticks, .fails = fails};
+  }
+  void tick() {
+    for (auto& [name, adapter] : adapters_) {
+      if (adapter.is_loading && adapter.num_load_ticks > 0) --adapter.num_load_ticks;
+    }
+    wake();
+  }
+  void finish_loads() {
+    for (auto& [name, adapter] : adapters_) adapter.num_load_ticks = 0;
+    wake();
+  }
+
+  const std::string& name_in_slot(int32_t slot) const { return slots_.at(slot).name; }
+  int num_pins(const std::string& name) const {
+    for (const Slot& slot : slots_) {
+      if (slot.name == name) return slot.num_pins;
+    }
+    return 0;
+  }
+  int num_pins() const {
+    int num = 0;
+    for (const Slot& slot : slots_) num += slot.num_pins;
+    return num;
+  }
+
+  Result<std::optional<AdapterPin>> acquire(const std::string& name, Stream&) override {
+    const auto it = adapters_.find(name);
+    if (it == adapters_.end()) return not_found("no adapter " + name, "model");
+    Adapter& adapter = it->second;
+    adapter.is_loading = true;
+    if (adapter.num_load_ticks > 0) return std::optional<AdapterPin>();
+    if (adapter.fails) return invalid_argument("adapter " + name + " is broken", "model");
+    int32_t free_slot = kNoAdapter;
+    for (int32_t i = 0; i < static_cast<int32_t>(slots_.size()); ++i) {
+      if (slots_[i].name == name) return pin(i);
+      if (slots_[i].num_pins == 0) free_slot = i;
+    }
+    if (free_slot == kNoAdapter) return std::optional<AdapterPin>();
+    slots_[free_slot].name = name;
+    return pin(free_slot);
+  }
+
+  Result<AdapterInfo> load(const std::string&, const std::string&) override { return unused(); }
+  Result<void> unload(const std::string&) override { return unused(); }
+  Result<void> resolve(const std::string&) override { return unused(); }
+  std::vector<AdapterInfo> list() const override { return {}; }
+
+ private:
+  struct Adapter {
+    int num_load_ticks = 0;
+    bool fails = false;
+    bool is_loading = false;
+  };
+  struct Slot {
+    std::string name;
+    int num_pins = 0;
+  };
+
+  static Error unused() { return internal_error("the engine does not call this"); }
+  std::optional<AdapterPin> pin(int32_t slot) {
+    ++slots_[slot].num_pins;
+    return make_pin(this, slot);
+  }
+  void release(int32_t slot) override {
+    MEDLEY_CHECK_GT(slots_[slot].num_pins, 0);
+    --slots_[slot].num_pins;
+  }
+
+  std::map<std::string, Adapter> adapters_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace medley::testing
