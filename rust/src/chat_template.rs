@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 
-use minijinja::value::Kwargs;
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
 use crate::abi::{guarded, Bytes, Failure, Sink, Status};
@@ -37,6 +37,7 @@ pub unsafe extern "C" fn medley_chat_template_compile(
         });
         environment.add_filter("tojson", to_json_filter);
         environment.add_filter("string", |value: Value| to_text(&value));
+        environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", raise_exception);
         environment
             .add_template_owned(NAME, without_generation_tags(source))
@@ -108,6 +109,11 @@ fn message_of(error: &Error) -> String {
         cause = current.source();
     }
     format!("cannot render the chat template: {error}")
+}
+
+/// As in Jinja2, where None is not iterable and an undefined value is an empty sequence.
+fn is_iterable(value: &Value) -> bool {
+    !matches!(value.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number)
 }
 
 fn to_json_filter(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {

@@ -158,6 +158,10 @@ TEST(ChatTemplateTest, OffersWhatTemplatesUse) {
   EXPECT_EQ(render("{% for x in [1, 2, 3, 4] %}{% if x == 2 %}{% continue %}{% endif %}"
                    "{% if x == 4 %}{% break %}{% endif %}{{ x }}{% endfor %}"),
             "13");
+  EXPECT_EQ(render("{{ x is iterable }}{{ missing is iterable }}{{ [] is iterable }}"
+                   "{{ 'a' is iterable }}{{ 1 is iterable }}",
+                   R"({"x": null})"),
+            "FalseTrueTrueTrueFalse");
   EXPECT_EQ(render("a{% generation %}b{% endgeneration %}c"), "abc");
   EXPECT_EQ(render("a {%- generation -%} b {%- endgeneration -%} c"), "abc");
   EXPECT_EQ(render("{% for k, v in x.items() %}{{ k }}={{ v }};{% endfor %}",
