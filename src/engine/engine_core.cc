@@ -45,7 +45,7 @@ void EngineCore::add(Request request) {
   auto [it, is_new] = sequences_.emplace(id, std::make_unique<Sequence>(std::move(request)));
   MEDLEY_CHECK(is_new, fmt::format("request id {} is in use", id));
   Sequence& seq = *it->second;
-  seq.arrival = num_arrivals_++;
+  seq.arrival = ++clock_;
   seq.max_tokens = std::min<int64_t>(seq.num_prompt() + seq.request.sampling.max_tokens,
                                      options_.max_model_len);
   if (!seq.request.adapter.empty()) {
@@ -90,9 +90,10 @@ SeqState EngineCore::state_of(const Sequence& seq) const {
                     .num_pages = seq.pages.num_pages(),
                     .adapter = seq.adapter,
                     .arrival = seq.arrival,
+                    .waiting_since = seq.arrival,
                     .preempted = seq.preempted};
-  if (seq.pin && seq.adapter != kBaseModel) {
-    state.adapter_since = groups_.at(seq.request.adapter).since;
+  if (seq.state() == SequenceState::kWaiting && seq.adapter != kBaseModel) {
+    state.waiting_since = std::max(seq.arrival, groups_.at(seq.request.adapter).gave_up_at);
   }
   return state;
 }
@@ -103,10 +104,16 @@ StepPlan EngineCore::plan(bool& refused) {
   waiting.reserve(waiting_.size());
   for (const Sequence* seq : running_) running.push_back(state_of(*seq));
   for (const Sequence* seq : waiting_) waiting.push_back(state_of(*seq));
+  std::vector<ResidentAdapter> resident;
+  for (const auto& [name, group] : groups_) {
+    if (group.num_pins > 0) resident.push_back({group.id, group.since});
+  }
   StepPlan plan = plan_step(limits_,
                             {.running = running,
                              .waiting = waiting,
+                             .resident = resident,
                              .num_free_pages = pool_.num_free(),
+                             .num_admissions = num_admissions_,
                              .steps_in_flight = !in_flight_.empty()},
                             [&](int idx) { return try_acquire(*waiting_[idx]); });
   refused = !refused_.empty();
@@ -305,7 +312,7 @@ void EngineCore::release_if_done(Sequence& seq) {
   if (seq.state() != SequenceState::kEnded || seq.num_steps_in_flight > 0) return;
   if (seq.adapter != kBaseModel) {
     const auto group = groups_.find(seq.request.adapter);
-    if (seq.pin) --group->second.num_pins;
+    if (seq.pin && --group->second.num_pins == 0) group->second.gave_up_at = ++clock_;
     if (--group->second.num_open == 0) groups_.erase(group);
   }
   sequences_.erase(seq.request.id);

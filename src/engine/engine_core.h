@@ -68,7 +68,8 @@ class EngineCore {
     int64_t id = 0;
     int num_open = 0;
     int num_pins = 0;
-    int64_t since = 0;  // admission at which num_pins rose from 0
+    int64_t since = 0;       // num_admissions_ when num_pins rose from 0
+    int64_t gave_up_at = 0;  // clock_ when it fell to 0
   };
 
   bool launch_next();
@@ -109,7 +110,7 @@ class EngineCore {
   std::vector<TokenEvent> events_;
 
   int num_open_ = 0;
-  int64_t num_arrivals_ = 0;
+  int64_t clock_ = 0;  // counts what must be put in order of time
   int64_t num_admissions_ = 0;
   int64_t num_groups_ = 0;
   uint64_t num_left_queue_ = 0;

@@ -105,21 +105,14 @@ class Planner {
     ++load->second.num_running;
   }
 
-  // A preempted sequence still holds its adapter.
   void count_adapters() {
-    for (const SeqState& seq : state_.running) {
-      AdapterLoad& load = adapters_[seq.adapter];
-      ++load.num_running;
-      load.since = seq.adapter_since;
-    }
-    for (const SeqState& seq : state_.waiting) {
-      if (seq.preempted) adapters_[seq.adapter].since = seq.adapter_since;
-    }
+    for (const auto& [adapter, since] : state_.resident) adapters_[adapter].since = since;
+    for (const SeqState& seq : state_.running) ++adapters_[seq.adapter].num_running;
   }
 
   struct Closing {
-    int64_t adapter = 0;       // must run dry
-    int64_t arrival_from = 0;  // for the oldest request that lacks a slot, which came then
+    int64_t adapter = 0;     // runs dry
+    int64_t last_since = 0;  // who has waited since then or longer may still enter for it
   };
 
   std::optional<Closing> closing_adapter() const {
@@ -135,28 +128,31 @@ class Planner {
       closing.adapter = adapter;
     }
     if (num_resident < limits_.max_adapters || oldest_since == kNever) return std::nullopt;
-    closing.arrival_from = kNever;
+    closing.last_since = kNever;
     for (const SeqState& seq : state_.waiting) {
       if (seq.adapter == kBaseModel || adapters_.contains(seq.adapter)) continue;
-      closing.arrival_from = std::min(closing.arrival_from, seq.arrival);
+      closing.last_since = std::min(closing.last_since, seq.waiting_since);
     }
+    if (closing.last_since == kNever) return std::nullopt;
+    if (state_.num_admissions - oldest_since >= limits_.max_num_seqs) closing.last_since = -1;
     return closing;
   }
 
   std::optional<int> next_candidate(const std::vector<bool>& passed_over) const {
     const std::optional<Closing> closing = closing_adapter();
     std::optional<int> best;
-    std::tuple<bool, int, int64_t> best_key;
+    std::tuple<bool, int, int64_t, int64_t> best_key;
     for (int i = 0; i < static_cast<int>(state_.waiting.size()); ++i) {
       const SeqState& seq = state_.waiting[i];
       if (passed_over[i] || absent_adapters_.contains(seq.adapter)) continue;
       if (closing && seq.adapter == closing->adapter && !seq.preempted &&
-          seq.arrival > closing->arrival_from) {
+          seq.waiting_since > closing->last_since) {
         continue;
       }
       const auto load = adapters_.find(seq.adapter);
       const int num_running = load == adapters_.end() ? 0 : load->second.num_running;
-      const std::tuple key(!seq.preempted, seq.preempted ? 0 : num_running, seq.arrival);
+      const std::tuple key(!seq.preempted, seq.preempted ? 0 : num_running, seq.waiting_since,
+                           seq.arrival);
       if (!best || key < best_key) {
         best = i;
         best_key = key;

@@ -23,16 +23,25 @@ struct SeqState {
   int64_t num_computed = 0;  // in the KV cache once every launched step has run; < num_tokens
   int num_pages = 0;         // held
   int64_t adapter = kBaseModel;
-  // When the adapter last went from no running sequence to one, in any increasing unit.
-  int64_t adapter_since = 0;
-  int64_t arrival = 0;      // order of submission
-  bool preempted = false;   // waiting only: it ran before and starts anew
+  // Waiting only, on one clock of the caller's: its submission, and that or, if later, when its
+  // adapter last gave its slot up.
+  int64_t arrival = 0;
+  int64_t waiting_since = 0;
+  bool preempted = false;  // waiting only: it ran before and starts anew
+};
+
+// An adapter that some sequence holds in its slot.
+struct ResidentAdapter {
+  int64_t adapter = 0;
+  int64_t since = 0;  // num_admissions when it got the slot
 };
 
 struct SchedulerState {
   std::span<const SeqState> running;  // in order of admission
   std::span<const SeqState> waiting;  // in any order
+  std::span<const ResidentAdapter> resident;
   int num_free_pages = 0;
+  int64_t num_admissions = 0;    // so far
   bool steps_in_flight = false;  // launched steps that are not known to be done
 };
 
@@ -70,11 +79,12 @@ struct StepPlan {
 //   free at once. The oldest is never preempted: with pages for one longest sequence somebody
 //   always gets on.
 // - Who enters next: preempted sequences, then the adapter (or base) with the fewest running
-//   sequences, then order of arrival. One adapter's flood thus holds back its own requests only,
+//   sequences, then who waits longest. One adapter's flood thus holds back its own requests only,
 //   and a sequence waits at most until its adapter's running ones have ended and older heads have
 //   entered. A sequence that lacks pages is not overtaken; one that lacks its adapter is.
-// - Adapter slots: while all are taken and a request waits for an adapter without one, requests that
-//   came after it do not enter for the adapter that has held its slot longest, which so runs dry.
+// - Adapter slots: while all are taken and a request waits for an adapter without one, the adapter
+//   that has held its slot longest runs dry: who waits less long than that one does not enter for
+//   it, and nobody once max_num_seqs admissions have gone by since it got the slot.
 StepPlan plan_step(const SchedulerLimits& limits, const SchedulerState& state,
                    const AdmissionGate& gate);
 

@@ -36,18 +36,22 @@ SeqState prefilling(int64_t num_tokens, int64_t num_computed) {
 }
 
 SeqState waiting(int64_t num_tokens, int64_t arrival, int64_t adapter = kBaseModel) {
-  return {.num_tokens = num_tokens, .adapter = adapter, .arrival = arrival};
+  return {.num_tokens = num_tokens, .adapter = adapter, .arrival = arrival,
+          .waiting_since = arrival};
 }
 
 Admission enter(int) { return Admission::kEnter; }
 
 StepPlan plan(const std::vector<SeqState>& running, const std::vector<SeqState>& waiting,
               int num_free_pages, bool in_flight = false, const SchedulerLimits& limits = kLimits,
-              const AdmissionGate& gate = enter) {
+              const AdmissionGate& gate = enter,
+              const std::vector<ResidentAdapter>& resident = {}, int64_t num_admissions = 0) {
   return plan_step(limits,
                    {.running = running,
                     .waiting = waiting,
+                    .resident = resident,
                     .num_free_pages = num_free_pages,
+                    .num_admissions = num_admissions,
                     .steps_in_flight = in_flight},
                    gate);
 }
@@ -158,22 +162,52 @@ TEST(PlanStep, PreemptsAPrefillToo) {
 
 // Two slots, held by adapters 1 (since 10) and 2 (since 20). A request for 3 came at 5.
 //
-//   arrival   4:1   5:3   6:1   7:2
-//                   ^ no slot    adapter 1 has held its slot longest: 6 waits, 4 and 7 enter
-TEST(PlanStep, TheLongestResidentAdapterRunsDryForOneWithoutASlot) {
-  SchedulerLimits limits = kLimits;
-  limits.max_adapters = 2;
-  std::vector<SeqState> running = {decoding(2, 1), decoding(2, 1)};
-  running[0].adapter = 1;
-  running[0].adapter_since = 10;
-  running[1].adapter = 2;
-  running[1].adapter_since = 20;
-  const std::vector<SeqState> w = {waiting(1, 4, 1), waiting(1, 5, 3), waiting(1, 6, 1),
-                                   waiting(1, 7, 2), waiting(1, 8)};
-  const auto gate = [](int idx) { return idx == 1 ? Admission::kNotYet : Admission::kEnter; };
-  EXPECT_EQ(picture(plan(running, w, 50, false, limits, gate)), "0:1 1:1 | +4:1 +0:1 +3:1 |");
-  limits.max_adapters = 3;  // a slot is free: 3 is only loading, nobody waits for it
-  EXPECT_EQ(picture(plan(running, w, 50, false, limits, gate)), "0:1 1:1 | +4:1 +0:1 +3:1 +2:1 |");
+//   arrival   4:1   5:3   6:1   7:2   8:base
+//                   ^ no slot    adapter 1 has held its slot longest: 6 waits, the others enter
+class PlanStepSlots : public ::testing::Test {
+ protected:
+  PlanStepSlots() {
+    limits_.max_adapters = 2;
+    running_[0].adapter = 1;
+    running_[1].adapter = 2;
+  }
+  std::string plan_picture(int64_t num_admissions) {
+    const auto gate = [](int idx) { return idx == 1 ? Admission::kNotYet : Admission::kEnter; };
+    return picture(plan(running_, waiting_, 50, false, limits_, gate, resident_, num_admissions));
+  }
+
+  SchedulerLimits limits_ = kLimits;
+  std::vector<SeqState> running_ = {decoding(2, 1), decoding(2, 1)};
+  std::vector<SeqState> waiting_ = {waiting(1, 4, 1), waiting(1, 5, 3), waiting(1, 6, 1),
+                                    waiting(1, 7, 2), waiting(1, 8)};
+  std::vector<ResidentAdapter> resident_ = {{1, 10}, {2, 20}};
+};
+
+TEST_F(PlanStepSlots, TheLongestResidentAdapterRunsDryForOneWithoutASlot) {
+  EXPECT_EQ(plan_picture(/*num_admissions=*/17), "0:1 1:1 | +4:1 +0:1 +3:1 |");
+}
+
+TEST_F(PlanStepSlots, AfterItsTurnNobodyEntersForIt) {
+  EXPECT_EQ(plan_picture(/*num_admissions=*/18), "0:1 1:1 | +4:1 +3:1 |");
+}
+
+TEST_F(PlanStepSlots, NobodyHoldsBackWhileASlotIsFree) {
+  limits_.max_adapters = 3;
+  EXPECT_EQ(plan_picture(/*num_admissions=*/18), "0:1 1:1 | +4:1 +0:1 +3:1 +2:1 |");
+}
+
+// Adapter 1 has no running sequence, but its last one is not quite through: it still has the slot.
+TEST_F(PlanStepSlots, AnAdapterThatRanDryDoesNotTakeItsSlotBack) {
+  running_.erase(running_.begin());
+  EXPECT_EQ(plan_picture(/*num_admissions=*/18), "0:1 | +4:1 +3:1 |");
+}
+
+TEST_F(PlanStepSlots, WhoWaitsLongestGetsTheFreeSlot) {
+  running_.erase(running_.begin());
+  resident_.erase(resident_.begin());
+  waiting_[0].waiting_since = waiting_[2].waiting_since = 9;  // adapter 1 gave its slot up at 9
+  const auto p = plan(running_, waiting_, 50, false, limits_, enter, resident_, 18);
+  EXPECT_EQ(picture(p).substr(0, 11), "0:1 | +1:1 ");
 }
 
 }  // namespace
