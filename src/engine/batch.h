@@ -19,8 +19,8 @@ class Batch {
   explicit Batch(const StepDesc& desc, int page_size);
 
   void clear();
-  // The next `num_tokens` tokens of `seq`, which has a slot, a pin and the pages for them. True when
-  // that reaches its last token, which is then sampled.
+  // The next `num_tokens` tokens of `seq`, which has a slot, a pin and the pages for them. True
+  // when that reaches its last token, which is then sampled.
   bool add(const Sequence& seq, int64_t num_tokens);
 
   int num_rows() const { return static_cast<int>(token_ids_.size()); }

@@ -46,8 +46,8 @@ void EngineCore::add(Request request) {
   MEDLEY_CHECK(is_new, fmt::format("request id {} is in use", id));
   Sequence& seq = *it->second;
   seq.arrival = ++clock_;
-  seq.max_tokens = std::min<int64_t>(seq.num_prompt() + seq.request.sampling.max_tokens,
-                                     options_.max_model_len);
+  seq.max_tokens =
+      std::min<int64_t>(seq.num_prompt() + seq.request.sampling.max_tokens, options_.max_model_len);
   if (!seq.request.adapter.empty()) {
     AdapterGroup& group = groups_[seq.request.adapter];
     if (group.num_open++ == 0) group.id = kBaseModel + ++num_groups_;

@@ -24,8 +24,8 @@ namespace medley {
 // It is one step ahead of the host. A turn launches a step and then retires the one before it:
 //
 //   turn            1      2      3      4
-//   host      launch A   B|ret A  C|ret B  D|ret C      B's decodes take A's tokens from the sampler
-//   device          [  A  ][  B  ][  C  ][  D  ]
+//   host      launch A   B|ret A  C|ret B  D|ret C      B's decodes take A's tokens from the
+//   sampler device          [  A  ][  B  ][  C  ][  D  ]
 //
 // A sequence that turns out, when A retires, to have ended has a row too many in B. Its sample is
 // discarded; its pages and its adapter stay held until B retires. An end by length is foreseen and

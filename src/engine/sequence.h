@@ -39,10 +39,10 @@ struct Sequence {
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()) + num_pending; }
 
   Request request;
-  std::vector<int32_t> tokens;  // prompt and output, as far as the host knows them
-  int num_pending = 0;          // sampled by launched steps, ids unknown to the host
-  int64_t num_computed = 0;     // in the cache once every launched step has run
-  int64_t max_tokens = 0;       // prompt + output, by max_tokens and by context
+  std::vector<int32_t> tokens;     // prompt and output, as far as the host knows them
+  int num_pending = 0;             // sampled by launched steps, ids unknown to the host
+  int64_t num_computed = 0;        // in the cache once every launched step has run
+  int64_t max_tokens = 0;          // prompt + output, by max_tokens and by context
   int64_t num_counted_prompt = 0;  // prompt tokens in the statistics
   int64_t arrival = 0;             // order of submission
   int64_t scheduled_ns = 0;        // first admission

@@ -29,8 +29,8 @@ Result<void> check_options(const EngineOptions& options, const ExecutorDesc& des
     return invalid_argument(
         fmt::format("{} is {}, expected 1 to {} ({})", name, value, limit, limit_name), name);
   };
-  MEDLEY_TRY(at_most("max_num_seqs", options.max_num_seqs, "sequences of a step",
-                     desc.step.max_seqs));
+  MEDLEY_TRY(
+      at_most("max_num_seqs", options.max_num_seqs, "sequences of a step", desc.step.max_seqs));
   MEDLEY_TRY(at_most("max_num_batched_tokens", options.max_num_batched_tokens, "rows of a step",
                      desc.step.max_rows));
   MEDLEY_TRY(at_most("max_num_seqs", options.max_num_seqs, "max_num_batched_tokens",
@@ -72,9 +72,8 @@ class ThreadedEngine final : public Engine {
     if (!stats_.healthy) return Error{ErrorCode::kUnavailable, "the engine has failed"};
     if (!is_accepting_) return Error{ErrorCode::kUnavailable, "the server is shutting down"};
     if (num_queued_ >= options_.queue_capacity) {
-      return Error{ErrorCode::kOverloaded,
-                   fmt::format("{} requests are waiting, at most {} may", num_queued_,
-                               options_.queue_capacity)};
+      return Error{ErrorCode::kOverloaded, fmt::format("{} requests are waiting, at most {} may",
+                                                       num_queued_, options_.queue_capacity)};
     }
     ++num_queued_;
     ++num_open_;
@@ -127,8 +126,8 @@ class ThreadedEngine final : public Engine {
                               "top_logprobs");
     }
     if (!request.adapter.empty() && adapters_ == nullptr) {
-      return not_found(
-          fmt::format("adapter '{}': this server serves no adapters", request.adapter), "model");
+      return not_found(fmt::format("adapter '{}': this server serves no adapters", request.adapter),
+                       "model");
     }
     return {};
   }
@@ -203,8 +202,8 @@ Result<std::unique_ptr<Engine>> start_engine(const EngineOptions& options,
                                              std::unique_ptr<Executor> executor,
                                              AdapterStore* adapters, TokenEventSink sink) {
   MEDLEY_TRY(check_options(options, executor->desc()));
-  return std::unique_ptr<Engine>(std::make_unique<ThreadedEngine>(options, std::move(executor),
-                                                                  adapters, std::move(sink)));
+  return std::unique_ptr<Engine>(
+      std::make_unique<ThreadedEngine>(options, std::move(executor), adapters, std::move(sink)));
 }
 
 }  // namespace medley

@@ -23,8 +23,11 @@ constexpr int64_t kVocab = 1000;
 constexpr int64_t kLongNs = 60'000'000'000;
 
 EngineOptions engine_options() {
-  return {.max_num_seqs = 8, .max_num_batched_tokens = 32, .max_model_len = 64,
-          .queue_capacity = 200, .max_loras = 2};
+  return {.max_num_seqs = 8,
+          .max_num_batched_tokens = 32,
+          .max_model_len = 64,
+          .queue_capacity = 200,
+          .max_loras = 2};
 }
 
 ExecutorDesc executor_desc() {
@@ -58,10 +61,6 @@ class Inbox {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return ends_.contains(id); });
     return ends_[id];
-  }
-  void wait_for_tokens(RequestId id, size_t num) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return tokens_[id].size() >= num; });
   }
   std::vector<int32_t> tokens(RequestId id) {
     std::lock_guard lock(mutex_);
@@ -123,14 +122,38 @@ TEST(ThreadedEngine, AnswersSubmissionsOfManyThreads) {
   EXPECT_EQ(stats.num_free_pages, stats.num_pages);
 }
 
-TEST(ThreadedEngine, WakesUpWhenAnAdapterArrives) {
+TEST(ThreadedEngine, SubmissionsAbortsAndStatisticsMayRace) {
   Running r;
+  constexpr RequestId kRequests = 150;
+  std::thread aborter([&] {
+    for (RequestId id = 1; id <= kRequests; id += 2) {
+      r.engine->abort(id);  // before, while or after it runs
+      EXPECT_TRUE(r.engine->stats().healthy);
+    }
+  });
+  for (RequestId id = 1; id <= kRequests; ++id) {
+    ASSERT_TRUE(r.engine->submit(request(id, 5, 20, id % 3 == 0 ? "a" : "")).ok());
+  }
+  aborter.join();
+  for (RequestId id = 1; id <= kRequests; ++id) {
+    const Request q = request(id, 5, 20, id % 3 == 0 ? "a" : "");
+    std::vector<int32_t> answer = fake_answer(q, r.options, kVocab).tokens;
+    const FinishReason finish = *r.inbox.wait_for_end(id).finish;
+    if (finish == FinishReason::kAbort) {
+      EXPECT_EQ(id % 2, 1u);
+      answer.resize(r.inbox.tokens(id).size());
+    }
+    EXPECT_EQ(r.inbox.tokens(id), answer);
+  }
+}
+
+TEST(ThreadedEngine, WakesUpWhenAnAdapterArrives) {
   auto store = std::make_unique<FakeAdapterStore>(1);
   store->add("slow", /*num_load_ticks=*/1);
   Inbox inbox;
-  auto engine = start_engine(engine_options(),
-                             std::make_unique<FakeExecutor>(executor_desc(), store.get()),
-                             store.get(), inbox.sink());
+  auto engine =
+      start_engine(engine_options(), std::make_unique<FakeExecutor>(executor_desc(), store.get()),
+                   store.get(), inbox.sink());
   ASSERT_TRUE(engine.ok());
   ASSERT_TRUE((*engine)->submit(request(1, 4, 3, "slow")).ok());
   ASSERT_TRUE((*engine)->submit(request(2, 4, 3)).ok());
@@ -184,9 +207,9 @@ TEST(ThreadedEngine, DestructionAbortsWhatIsLeft) {
   FakeAdapterStore store(1);
   store.add("never", 1000);
   {
-    auto engine = start_engine(engine_options(),
-                               std::make_unique<FakeExecutor>(executor_desc(), &store), &store,
-                               inbox.sink());
+    auto engine =
+        start_engine(engine_options(), std::make_unique<FakeExecutor>(executor_desc(), &store),
+                     &store, inbox.sink());
     ASSERT_TRUE(engine.ok());
     ASSERT_TRUE((*engine)->submit(request(1, 4, 60)).ok());
     ASSERT_TRUE((*engine)->submit(request(2, 4, 60, "never")).ok());
@@ -211,8 +234,8 @@ TEST(ThreadedEngine, ADeviceFaultIsSeenAndRefusesFromThenOn) {
 TEST(ThreadedEngine, OptionsBeyondTheExecutorAreRefused) {
   FakeAdapterStore store(1);
   const auto message = [&](const EngineOptions& options) {
-    auto engine = start_engine(
-        options, std::make_unique<FakeExecutor>(executor_desc(), &store), &store, [](auto&&) {});
+    auto engine = start_engine(options, std::make_unique<FakeExecutor>(executor_desc(), &store),
+                               &store, [](auto&&) {});
     return engine.ok() ? "" : engine.error().message;
   };
   EngineOptions options = engine_options();

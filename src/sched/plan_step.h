@@ -63,7 +63,7 @@ struct StepPlan {
   std::vector<Chunk> running;   // decodes first
   std::vector<Chunk> admitted;  // from waiting, in order of admission; all tokens get their pages
   std::vector<int> preempted;   // into running: their pages go back, they wait and start anew
-  bool must_drain = false;  // pages are short: retire every launched step, then plan again
+  bool must_drain = false;      // pages are short: retire every launched step, then plan again
 };
 
 // Plans one step: every decode, then prefill chunks in order of admission, then admissions while

@@ -36,16 +36,16 @@ SeqState prefilling(int64_t num_tokens, int64_t num_computed) {
 }
 
 SeqState waiting(int64_t num_tokens, int64_t arrival, int64_t adapter = kBaseModel) {
-  return {.num_tokens = num_tokens, .adapter = adapter, .arrival = arrival,
-          .waiting_since = arrival};
+  return {
+      .num_tokens = num_tokens, .adapter = adapter, .arrival = arrival, .waiting_since = arrival};
 }
 
 Admission enter(int) { return Admission::kEnter; }
 
 StepPlan plan(const std::vector<SeqState>& running, const std::vector<SeqState>& waiting,
               int num_free_pages, bool in_flight = false, const SchedulerLimits& limits = kLimits,
-              const AdmissionGate& gate = enter,
-              const std::vector<ResidentAdapter>& resident = {}, int64_t num_admissions = 0) {
+              const AdmissionGate& gate = enter, const std::vector<ResidentAdapter>& resident = {},
+              int64_t num_admissions = 0) {
   return plan_step(limits,
                    {.running = running,
                     .waiting = waiting,
@@ -97,8 +97,9 @@ TEST(PlanStep, FirstComeFirstServedWithinAnAdapter) {
 TEST(PlanStep, AFloodOnOneAdapterDoesNotHoldBackOthers) {
   SchedulerLimits limits = kLimits;
   limits.max_num_seqs = 5;
-  const auto p = plan({}, {waiting(1, 0, 1), waiting(1, 1, 1), waiting(1, 2, 1), waiting(1, 3, 1),
-                           waiting(1, 4, 2), waiting(1, 5), waiting(1, 6, 2)},
+  const auto p = plan({},
+                      {waiting(1, 0, 1), waiting(1, 1, 1), waiting(1, 2, 1), waiting(1, 3, 1),
+                       waiting(1, 4, 2), waiting(1, 5), waiting(1, 6, 2)},
                       50, false, limits);
   EXPECT_EQ(picture(p), "| +0:1 +4:1 +5:1 +1:1 +6:1 |");
 }
@@ -117,8 +118,8 @@ TEST(PlanStep, WhoLacksItsAdapterIsOvertakenAndAskedOnce) {
     ++num_asked;
     return Admission::kNotYet;
   };
-  const auto p = plan({}, {waiting(1, 0, 1), waiting(1, 1, 1), waiting(1, 2, 2), waiting(1, 3)},
-                      50, false, kLimits, gate);
+  const auto p = plan({}, {waiting(1, 0, 1), waiting(1, 1, 1), waiting(1, 2, 2), waiting(1, 3)}, 50,
+                      false, kLimits, gate);
   EXPECT_EQ(picture(p), "| +2:1 +3:1 |");
   EXPECT_EQ(num_asked, 1);
 }

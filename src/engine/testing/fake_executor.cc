@@ -25,8 +25,7 @@ std::set<int32_t> FakeExecutor::pages_in_flight() const {
   return pages;
 }
 
-Result<StepTicket> FakeExecutor::launch(const StepInputs& in,
-                                        std::span<const SlotUpdate> updates) {
+Result<StepTicket> FakeExecutor::launch(const StepInputs& in, std::span<const SlotUpdate> updates) {
   MEDLEY_CHECK_LT(in_flight_.size(), size_t{kMaxStepsInFlight});
   if (failing_launch_ == num_launched_) return internal_error("device fault at launch");
   trace_ += "L" + std::to_string(num_launched_) + " ";
@@ -119,8 +118,7 @@ void FakeExecutor::execute(const Launched& step, SampleOutput& out) {
                                  ? device_slots_[step.sampler_slots[seq]].last_token_id
                                  : step.token_ids[r];
     at(seq, step.positions[r]) = {
-        token_id,
-        fake_adapter_hash(adapter == kNoAdapter ? "" : adapters_->name_in_slot(adapter))};
+        token_id, fake_adapter_hash(adapter == kNoAdapter ? "" : adapters_->name_in_slot(adapter))};
   }
   for (size_t i = 0; i < step.logit_rows.size(); ++i) {
     const int32_t seq = step.logit_seqs[i];

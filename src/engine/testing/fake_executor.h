@@ -24,8 +24,7 @@ class FakeExecutor final : public Executor {
 
   const ExecutorDesc& desc() const override { return desc_; }
   Stream& stream() override { return stream_; }
-  Result<StepTicket> launch(const StepInputs& inputs,
-                            std::span<const SlotUpdate> updates) override;
+  Result<StepTicket> launch(const StepInputs& inputs, std::span<const SlotUpdate> updates) override;
   Result<const SampleOutput*> wait(StepTicket ticket) override;
 
   void fail_launch(StepTicket ticket) { failing_launch_ = ticket; }

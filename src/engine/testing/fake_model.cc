@@ -46,8 +46,8 @@ FakeAnswer fake_answer(const Request& request, const EngineOptions& options, int
     tokens.push_back({id, adapter});
     answer.tokens.push_back(id);
     const int num_output = static_cast<int>(answer.tokens.size());
-    const bool is_end = (!s.ignore_eos && contains(options.eos_token_ids, id)) ||
-                        contains(s.stop_token_ids, id);
+    const bool is_end =
+        (!s.ignore_eos && contains(options.eos_token_ids, id)) || contains(s.stop_token_ids, id);
     if (is_end && num_output > s.min_tokens) {
       answer.finish = FinishReason::kStop;
       return answer;

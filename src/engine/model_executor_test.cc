@@ -1,0 +1,180 @@
+#include "engine/model_executor.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace medley {
+namespace {
+
+// A device that writes down what is enqueued and does it only when an event is waited for: each
+// step's sample is 100 x its ordinal + the row.
+struct Recording {
+  std::string trace;
+  std::vector<std::pair<SampleOutput*, int>> enqueued;
+  int num_sampled = 0;
+};
+
+struct FakeStream final : Stream {
+  void synchronize() override {}
+};
+
+struct FakeEvent final : Event {
+  explicit FakeEvent(Recording& r) : recording(r) {}
+  void record(Stream&) override { recording.trace += "record "; }
+  void wait() override {
+    recording.trace += "wait ";
+    if (recording.enqueued.empty()) return;
+    const auto [out, num_rows] = recording.enqueued.front();
+    recording.enqueued.erase(recording.enqueued.begin());
+    for (int i = 0; i < num_rows; ++i) out->token_ids[i] = 100 * recording.num_sampled + i;
+    ++recording.num_sampled;
+  }
+  Recording& recording;
+};
+
+struct FakeStep final : Step {
+  explicit FakeStep(Recording& r) : recording(r) {}
+  void update(const StepInputs& inputs, Stream&) override {
+    recording.trace += "update ";
+    rows = inputs.num_rows();
+    logit_rows = inputs.num_logit_rows();
+  }
+  int num_rows() const override { return rows; }
+  int num_logit_rows() const override { return logit_rows; }
+  Recording& recording;
+  int rows = 0, logit_rows = 0;
+};
+
+struct FakeSampler final : Sampler {
+  explicit FakeSampler(Recording& r) : recording(r) {}
+  void set_slot(int slot, const SamplerParams& params, Stream&) override {
+    recording.trace += "slot" + std::to_string(slot) + "=" + std::to_string(params.seed) + " ";
+  }
+  void run(const ConstTensorView&, const Step& step, Stream&, SampleOutput& out) override {
+    recording.trace += "sample ";
+    recording.enqueued.emplace_back(&out, step.num_logit_rows());
+  }
+  Recording& recording;
+};
+
+struct FakeForward final : Model {
+  explicit FakeForward(Recording& r) : recording(r) { model_spec.vocab_size = 77; }
+  void forward(const Step&, Stream&) override { recording.trace += "forward "; }
+  ConstTensorView logits() const override { return {}; }
+  const ModelSpec& spec() const override { return model_spec; }
+  size_t num_weight_bytes() const override { return 0; }
+  Recording& recording;
+  ModelSpec model_spec;
+};
+
+// Offers what an executor needs and nothing else.
+class FakeBackend final : public Backend {
+ public:
+  explicit FakeBackend(Recording& r) : recording_(r) {}
+  std::string name() const override { return "fake"; }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<FakeStream>(); }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<FakeEvent>(recording_); }
+  Result<std::unique_ptr<Step>> make_step(const StepDesc& desc) override {
+    if (desc.max_rows > 64) return Error{ErrorCode::kOverloaded, "no memory for the step"};
+    return std::unique_ptr<Step>(std::make_unique<FakeStep>(recording_));
+  }
+  Result<std::unique_ptr<Sampler>> plan(const SamplerDesc& desc) override {
+    EXPECT_EQ(desc.vocab_size, 77);
+    EXPECT_EQ(desc.max_seqs, 4);
+    return std::unique_ptr<Sampler>(std::make_unique<FakeSampler>(recording_));
+  }
+
+  Result<std::unique_ptr<Buffer>> allocate(size_t) override { return unused(); }
+  Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheDesc&) override { return unused(); }
+  Result<std::unique_ptr<Routing>> make_routing(const RoutingDesc&) override { return unused(); }
+  using Packed = Result<std::unique_ptr<PackedWeight>>;
+  Packed pack_embedding(const MatrixView&) override { return unused(); }
+  Packed pack_vector(const VectorView&) override { return unused(); }
+  Packed pack_linear(const LinearWeights&) override { return unused(); }
+  Packed pack_experts(const ExpertGateUpWeights&) override { return unused(); }
+  Packed pack_experts(const ExpertDownWeights&) override { return unused(); }
+  Result<void> make_lora_table(const LoraTableDesc&) override { return unused(); }
+  Result<std::unique_ptr<PackedAdapter>> pack_adapter(std::span<const LoraModuleWeights>) override {
+    return unused();
+  }
+  Result<void> set_adapter(int, const PackedAdapter&, Stream&) override { return unused(); }
+  void clear_adapter(int, Stream&) override {}
+  Result<std::unique_ptr<Embed>> plan(const EmbedDesc&) override { return unused(); }
+  Result<std::unique_ptr<AddNorm>> plan(const AddNormDesc&) override { return unused(); }
+  Result<std::unique_ptr<Linear>> plan(const LinearDesc&) override { return unused(); }
+  Result<std::unique_ptr<QkNormRopeAppend>> plan(const QkNormRopeAppendDesc&) override {
+    return unused();
+  }
+  Result<std::unique_ptr<Attention>> plan(const AttentionDesc&) override { return unused(); }
+  Result<std::unique_ptr<AddNormRoute>> plan(const AddNormRouteDesc&) override { return unused(); }
+  Result<std::unique_ptr<MoeGateUp>> plan(const MoeGateUpDesc&) override { return unused(); }
+  Result<std::unique_ptr<MoeDown>> plan(const MoeDownDesc&) override { return unused(); }
+  Result<std::unique_ptr<DenseMlp>> plan(const DenseMlpDesc&) override { return unused(); }
+  Result<std::unique_ptr<LmHead>> plan(const LmHeadDesc&) override { return unused(); }
+
+ private:
+  static Error unused() { return internal_error("an executor does not use this"); }
+  Recording& recording_;
+};
+
+ModelOptions options(int max_rows = 16) {
+  return {.step = {.max_rows = max_rows, .max_seqs = 4, .max_pages = 8},
+          .num_pages = 8,
+          .page_size = 16};
+}
+
+StepInputs inputs(const std::vector<int32_t>& rows, const std::vector<int32_t>& logit_rows) {
+  return {.token_ids = rows, .logit_rows = logit_rows};
+}
+
+class ModelExecutorTest : public ::testing::Test {
+ protected:
+  Recording recording_;
+  FakeBackend backend_{recording_};
+  std::unique_ptr<Executor> executor_ =
+      make_model_executor(backend_, std::make_unique<FakeForward>(recording_), options()).value();
+  const std::vector<int32_t> rows_ = {5, 6, 7};
+  const std::vector<int32_t> logit_rows_ = {0, 2};
+};
+
+TEST_F(ModelExecutorTest, DescribesTheModel) {
+  EXPECT_EQ(executor_->desc().vocab_size, 77);
+  EXPECT_EQ(executor_->desc().num_pages, 8);
+  EXPECT_EQ(executor_->desc().step.max_rows, 16);
+}
+
+TEST_F(ModelExecutorTest, SlotsAreSetBeforeTheStepThatUsesThem) {
+  const std::array<SlotUpdate, 2> updates = {SlotUpdate{1, {.seed = 9}},
+                                             SlotUpdate{0, {.seed = 8}}};
+  ASSERT_TRUE(executor_->launch(inputs(rows_, logit_rows_), updates).ok());
+  EXPECT_EQ(recording_.trace, "slot1=9 slot0=8 update forward sample record ");
+}
+
+TEST_F(ModelExecutorTest, AChunkWithoutASampleIsOnlyComputed) {
+  ASSERT_TRUE(executor_->launch(inputs(rows_, {}), {}).ok());
+  EXPECT_EQ(recording_.trace, "update forward record ");
+}
+
+TEST_F(ModelExecutorTest, TwoStepsInFlightKeepTheirOutputsApart) {
+  const StepTicket first = *executor_->launch(inputs(rows_, logit_rows_), {});
+  const StepTicket second = *executor_->launch(inputs(rows_, logit_rows_), {});
+  const SampleOutput* out_first = *executor_->wait(first);
+  const SampleOutput* out_second = *executor_->wait(second);
+  EXPECT_EQ(out_first->token_ids[1], 1);
+  EXPECT_EQ(out_second->token_ids[1], 101);
+  EXPECT_EQ(out_first->token_ids.size(), 4u);
+}
+
+TEST_F(ModelExecutorTest, LackOfMemoryIsAnErrorAtStart) {
+  const auto executor = make_model_executor(backend_, std::make_unique<FakeForward>(recording_),
+                                            options(/*max_rows=*/65));
+  ASSERT_FALSE(executor.ok());
+  EXPECT_EQ(executor.error().message, "no memory for the step");
+}
+
+}  // namespace
+}  // namespace medley
