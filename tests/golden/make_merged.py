@@ -143,15 +143,15 @@ def config_fields(model, **fields):
             "target_modules": [], "task_type": "CAUSAL_LM", "use_dora": False, "use_rslora": False, **fields}
 
 
-def write(model, name, adapter, config, note, reference="merged", prompts=None):
+def write(model, name, adapter, config, note):
     folder = common.HERE / model / "adapters" / name
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: v.contiguous() for k, v in adapter.items()}, folder / "adapter_model.safetensors",
               metadata={"format": "pt"})
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    value = {"model": model, "adapter": name, "reference": reference, "note": note, "dtype": "float32",
+    value = {"model": model, "adapter": name, "reference": "merged", "note": note, "dtype": "float32",
              "seed": seed_of(model, name), "versions": common.versions(), "ignore_eos": True,
-             "prompts": prompts or answers(model, adapter, config)}
+             "prompts": answers(model, adapter, config)}
     common.write_json(folder / "golden.json", value)
     print(f"{model}/{name}: {len(adapter)} tensors")
     return value
@@ -239,10 +239,10 @@ def make():
         adapter = {**adapter, **random_per_expert(model, "own-mixed", names, 4, 2, only=["down_proj"])}
         config = {**config, "target_modules": ["down_proj"]}
         write(model, "own-mixed-fused-gate-up-per-expert-down", adapter, config, f"gate_up is that of {origin}")
-    adapter, config, golden = source("gptoss-mxfp4", "peft0.18-attention")
+    adapter, config, _ = source("gptoss-mxfp4", "peft0.18-attention")
     write("gptoss-mxfp4", "own-default-infix",
           {re.sub(r"\.lora_([AB])\.weight$", r".lora_\1.default.weight", k): v for k, v in adapter.items()},
-          config, "peft0.18-attention with an adapter name in its keys", "peft", golden["prompts"])
+          config, "peft0.18-attention with an adapter name in its keys; PEFT itself does not read that")
     write("gptoss-mxfp4", "own-all-b-zero",
           {k: torch.zeros_like(v) if ".lora_B." in k else v for k, v in adapter.items()},
           config, "changes nothing: loads, with a warning")
