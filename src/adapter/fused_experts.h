@@ -1,0 +1,46 @@
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "adapter/lora_tensors.h"
+#include "adapter/peft_config.h"
+#include "adapter/target_map.h"
+#include "backend/weights.h"
+
+namespace medley {
+
+// Reads LoRA on fused expert parameters (PEFT's target_parameters). Flat lora_A is (E * r, p) with
+// the expert outermost in its rows, flat lora_B is (q, r * E) with the expert innermost in its
+// columns (huggingface/peft, ParamWrapper). Two parameters of one module nest: "experts" and
+// "experts.base_layer", in either order.
+class FusedExperts {
+ public:
+  FusedExperts(const TargetMap& targets, const PeftConfig& config)
+      : targets_(targets), config_(config) {}
+
+  // `module` is "...experts". Finds by shapes which parameter the level holds.
+  Result<void> add(const std::string& module, const LoraTensors& tensors);
+  bool empty() const { return levels_.empty(); }
+
+  // Appends the pairs. Refuses a parameter that target_parameters does not name, and one that it
+  // names but the file lacks.
+  Result<void> build(std::map<LoraSite, std::vector<LoraPair>>& pairs,
+                     std::vector<HostTensor>& copies) const;
+
+ private:
+  struct Level {
+    FusedTarget target;
+    LoraTensors tensors;
+    RankAndScale rank_and_scale;
+  };
+
+  // Whether lora_A spans the input of W (else its output): one answer for the whole file.
+  Result<bool> a_spans_input() const;
+
+  const TargetMap& targets_;
+  const PeftConfig& config_;
+  std::map<std::string, Level> levels_;  // by parameter
+};
+
+}  // namespace medley

@@ -1,0 +1,62 @@
+#include "adapter/lora_tensors.h"
+
+#include <fmt/format.h>
+
+#include "adapter/tensor_scan.h"
+
+namespace medley {
+namespace {
+
+bool is_floating(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+}  // namespace
+
+Error tensor_error(const std::string& name, const std::string& problem, ErrorCode code) {
+  return {code, fmt::format("tensor '{}': {}", name, problem), name};
+}
+
+Result<GroupedTensors> group_tensors(const TensorMap& tensors) {
+  GroupedTensors out;
+  bool any_a = false;
+  bool any_b = false;
+  for (const auto& [name, tensor] : tensors) {
+    const TensorKey key = parse_tensor_key(name);
+    if (key.tensor == LoraTensor::kMagnitude) {
+      return tensor_error(name, "DoRA is not supported", ErrorCode::kUnsupported);
+    }
+    if (key.tensor == LoraTensor::kBiasB) {
+      return tensor_error(name, "a bias on lora_B is not supported", ErrorCode::kUnsupported);
+    }
+    if (!is_floating(tensor.dtype)) {
+      return tensor_error(name, fmt::format("expected dtype float32, bfloat16 or float16, found {}",
+                                            to_string(tensor.dtype)));
+    }
+    if (key.tensor == LoraTensor::kBase) {
+      out.base.emplace(key.module, name);
+      continue;
+    }
+    if (tensor.shape.rank() != 2) {
+      return tensor_error(
+          name, fmt::format("expected two dimensions, found shape {}", tensor.shape.to_string()));
+    }
+    const TensorScan scan = scan_tensor(tensor);
+    if (!scan.finite) return tensor_error(name, "holds NaN or infinity");
+    const bool is_a = key.tensor == LoraTensor::kA || key.tensor == LoraTensor::kEmbeddingA;
+    (is_a ? any_a : any_b) |= !scan.all_zero;
+    LoraTensors& module = out.modules[{key.module, key.level}];
+    std::string& slot = is_a ? module.a_name : module.b_name;
+    if (!slot.empty()) return tensor_error(name, fmt::format("'{}' is the same one", slot));
+    slot = name;
+    (is_a ? module.a : module.b) = tensor;
+  }
+  for (const auto& [key, module] : out.modules) {
+    if (module.a_name.empty()) return tensor_error(module.b_name, "its lora_A is missing");
+    if (module.b_name.empty()) return tensor_error(module.a_name, "its lora_B is missing");
+  }
+  out.changes_nothing = !any_a || !any_b;
+  return out;
+}
+
+}  // namespace medley
