@@ -158,7 +158,7 @@ TEST(ThreadedEngine, WakesUpWhenAnAdapterArrives) {
   ASSERT_TRUE((*engine)->submit(request(1, 4, 3, "slow")).ok());
   ASSERT_TRUE((*engine)->submit(request(2, 4, 3)).ok());
   inbox.wait_for_end(2);  // "slow" has been asked for: the engine sleeps or is about to
-  store->finish_loads();
+  store->tick();
   EXPECT_EQ(inbox.wait_for_end(1).finish, FinishReason::kLength);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,33 +12,26 @@
 namespace medley::testing {
 
 // Adapters without weights. A load takes as many ticks as the test says, and may fail. Slots are
-// given to another adapter as soon as nobody holds them. Thread-safe as AdapterStore demands, if
-// ticks are on the engine's thread or loads take none.
+// given to another adapter as soon as nobody holds them. Loads may end on any thread.
 class FakeAdapterStore final : public AdapterStore {
  public:
   explicit FakeAdapterStore(int num_slots) : slots_(num_slots) {}
 
   void add(const std::string& name, int num_load_ticks = 0, bool fails = false) {
+    std::lock_guard lock(mutex_);
     adapters_[name] = {.num_load_ticks = num_load_ticks, .fails = fails};
   }
   void tick() {
-    for (auto& [name, adapter] : adapters_) {
-      if (adapter.is_loading && adapter.num_load_ticks > 0) --adapter.num_load_ticks;
+    {
+      std::lock_guard lock(mutex_);
+      for (auto& [name, adapter] : adapters_) {
+        if (adapter.is_loading && adapter.num_load_ticks > 0) --adapter.num_load_ticks;
+      }
     }
-    wake();
-  }
-  void finish_loads() {
-    for (auto& [name, adapter] : adapters_) adapter.num_load_ticks = 0;
     wake();
   }
 
   const std::string& name_in_slot(int32_t slot) const { return slots_.at(slot).name; }
-  int num_pins(const std::string& name) const {
-    for (const Slot& slot : slots_) {
-      if (slot.name == name) return slot.num_pins;
-    }
-    return 0;
-  }
   int num_pins() const {
     int num = 0;
     for (const Slot& slot : slots_) num += slot.num_pins;
@@ -45,6 +39,7 @@ class FakeAdapterStore final : public AdapterStore {
   }
 
   Result<std::optional<AdapterPin>> acquire(const std::string& name, Stream&) override {
+    std::lock_guard lock(mutex_);
     const auto it = adapters_.find(name);
     if (it == adapters_.end()) return not_found("no adapter " + name, "model");
     Adapter& adapter = it->second;
@@ -87,8 +82,9 @@ class FakeAdapterStore final : public AdapterStore {
     --slots_[slot].num_pins;
   }
 
+  std::mutex mutex_;
   std::map<std::string, Adapter> adapters_;
-  std::vector<Slot> slots_;
+  std::vector<Slot> slots_;  // engine thread only
 };
 
 }  // namespace medley::testing
