@@ -1,0 +1,163 @@
+#include "server/metrics.h"
+
+#include <array>
+#include <chrono>
+#include <mutex>
+
+#include <fmt/format.h>
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+namespace medley::server {
+namespace {
+
+using prometheus::Counter;
+using prometheus::Family;
+using prometheus::Gauge;
+using prometheus::Histogram;
+using prometheus::Labels;
+using prometheus::Registry;
+
+// vLLM's buckets, in seconds, so that quantiles on existing dashboards mean the same.
+const Histogram::BucketBoundaries kFirstTokenBuckets = {
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,  0.25,  0.5,   0.75,
+    1.0,   2.5,   5.0,  7.5,  10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0};
+const Histogram::BucketBoundaries kInterTokenBuckets = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
+                                                        0.3,  0.4,   0.5,  0.75,  1.0, 2.5,  5.0,
+                                                        7.5,  10.0,  20.0, 40.0,  80.0};
+const Histogram::BucketBoundaries kRequestBuckets = {
+    0.3,  0.5,  0.8,  1.0,  1.5,   2.0,   2.5,   5.0,   10.0,   15.0,  20.0,
+    30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0};
+
+double to_seconds(int64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
+class Builder {
+ public:
+  Builder(Registry& registry, const std::string& model_name)
+      : registry_(registry), labels_{{"model_name", model_name}} {}
+
+  Counter& counter(const char* name, const char* help) {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(registry_).Add(labels_);
+  }
+  Gauge& gauge(const char* name, const char* help) {
+    return prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Add(labels_);
+  }
+  Histogram& histogram(const char* name, const char* help,
+                       const Histogram::BucketBoundaries& buckets) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry_).Add(labels_,
+                                                                                      buckets);
+  }
+  Family<Gauge>& gauges(const char* name, const char* help) {
+    return prometheus::BuildGauge().Name(name).Help(help).Register(registry_);
+  }
+
+ private:
+  Registry& registry_;
+  const Labels labels_;
+};
+
+constexpr std::array kFinishReasons = {FinishReason::kStop, FinishReason::kLength,
+                                       FinishReason::kAbort, FinishReason::kError};
+
+}  // namespace
+
+struct Metrics::State {
+  explicit State(const std::string& model_name)
+      : model_name(model_name), build(registry, model_name) {
+    Family<Counter>& finished = prometheus::BuildCounter()
+                                    .Name("vllm:request_success_total")
+                                    .Help("Requests that have ended, by reason.")
+                                    .Register(registry);
+    for (size_t i = 0; i < kFinishReasons.size(); ++i) {
+      finished_by_reason[i] = &finished.Add(
+          {{"model_name", model_name}, {"finished_reason", to_string(kFinishReasons[i])}});
+    }
+  }
+
+  const std::string model_name;
+  Registry registry;
+  Builder build;
+  Gauge& running = build.gauge("vllm:num_requests_running", "Requests in steps now.");
+  Gauge& waiting = build.gauge("vllm:num_requests_waiting", "Requests not in a step yet.");
+  Gauge& kv_usage =
+      build.gauge("vllm:kv_cache_usage_perc", "Share of the KV pages in use, 0 to 1.");
+  Family<Gauge>& cache_config =
+      build.gauges("vllm:cache_config_info", "The KV cache's layout, in labels.");
+  Family<Gauge>& lora_info = build.gauges(
+      "vllm:lora_requests_info",
+      "Adapters on the device and waited for, in labels; the value is the time in seconds.");
+  Counter& prompt_tokens =
+      build.counter("vllm:prompt_tokens_total", "Prompt tokens of requests that gave a token.");
+  Counter& generation_tokens = build.counter("vllm:generation_tokens_total", "Tokens generated.");
+  Counter& preemptions =
+      build.counter("vllm:num_preemptions_total", "Requests put back for lack of pages.");
+  Histogram& time_to_first_token =
+      build.histogram("vllm:time_to_first_token_seconds",
+                      "From a request's arrival to its first token.", kFirstTokenBuckets);
+  Histogram& inter_token = build.histogram("vllm:inter_token_latency_seconds",
+                                           "Between tokens of one request.", kInterTokenBuckets);
+  Histogram& e2e = build.histogram("vllm:e2e_request_latency_seconds",
+                                   "From a request's arrival to its end.", kRequestBuckets);
+  std::array<Counter*, kFinishReasons.size()> finished_by_reason;
+
+  std::mutex scrape_mutex;  // below: one scrape at a time
+  Gauge* cache_config_series = nullptr;
+  Gauge* lora_series = nullptr;
+  uint64_t num_preemptions_seen = 0;
+};
+
+Metrics::Metrics(const std::string& model_name) : state_(std::make_unique<State>(model_name)) {}
+Metrics::~Metrics() = default;
+
+void Metrics::on_first_token(int64_t num_prompt_tokens, int64_t time_to_first_token_ns) {
+  state_->prompt_tokens.Increment(static_cast<double>(num_prompt_tokens));
+  state_->time_to_first_token.Observe(to_seconds(time_to_first_token_ns));
+}
+
+void Metrics::on_token(int64_t num_tokens) {
+  state_->generation_tokens.Increment(static_cast<double>(num_tokens));
+}
+
+void Metrics::on_inter_token(int64_t latency_ns) {
+  state_->inter_token.Observe(to_seconds(latency_ns));
+}
+
+void Metrics::on_finish(FinishReason reason, int64_t e2e_latency_ns) {
+  state_->finished_by_reason[static_cast<size_t>(reason)]->Increment();
+  state_->e2e.Observe(to_seconds(e2e_latency_ns));
+}
+
+std::string Metrics::render(const MetricsSnapshot& snapshot) {
+  State& state = *state_;
+  const EngineStats& engine = snapshot.engine;
+  std::lock_guard lock(state.scrape_mutex);
+  state.running.Set(engine.num_running);
+  state.waiting.Set(engine.num_waiting);
+  state.kv_usage.Set(engine.num_pages == 0
+                         ? 0.0
+                         : 1.0 - static_cast<double>(engine.num_free_pages) / engine.num_pages);
+  state.preemptions.Increment(
+      static_cast<double>(engine.num_preemptions - state.num_preemptions_seen));
+  state.num_preemptions_seen = engine.num_preemptions;
+  if (state.cache_config_series == nullptr) {
+    state.cache_config_series =
+        &state.cache_config.Add({{"model_name", state.model_name},
+                                 {"block_size", std::to_string(engine.page_size)},
+                                 {"num_gpu_blocks", std::to_string(engine.num_pages)}});
+    state.cache_config_series->Set(1.0);
+  }
+  // Exactly one series: routers read the newest, and series that linger would contradict it.
+  if (state.lora_series != nullptr) state.lora_info.Remove(state.lora_series);
+  state.lora_series = &state.lora_info.Add(
+      {{"model_name", state.model_name},
+       {"max_lora", std::to_string(snapshot.max_adapters)},
+       {"running_lora_adapters", fmt::format("{}", fmt::join(snapshot.resident_adapters, ","))},
+       {"waiting_lora_adapters", fmt::format("{}", fmt::join(engine.waiting_adapters, ","))}});
+  state.lora_series->SetToCurrentTime();
+  return prometheus::TextSerializer().Serialize(state.registry.Collect());
+}
+
+}  // namespace medley::server

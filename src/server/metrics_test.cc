@@ -1,0 +1,72 @@
+#include "server/metrics.h"
+
+#include <gtest/gtest.h>
+
+namespace medley::server {
+namespace {
+
+bool has_line(const std::string& text, const std::string& line) {
+  return ("\n" + text).find("\n" + line + "\n") != std::string::npos;
+}
+
+size_t count(const std::string& text, const std::string& what) {
+  size_t num = 0;
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++num;
+  return num;
+}
+
+// Names, labels and kinds are those of vLLM's documentation ("Production metrics").
+TEST(Metrics, NamesAndValues) {
+  Metrics metrics("m");
+  metrics.on_first_token(7, 30'000'000);
+  metrics.on_token(1);
+  metrics.on_inter_token(20'000'000);
+  metrics.on_token(1);
+  metrics.on_finish(FinishReason::kStop, 400'000'000);
+  const std::string text = metrics.render({.engine = {.num_running = 3,
+                                                      .num_waiting = 2,
+                                                      .num_pages = 100,
+                                                      .num_free_pages = 75,
+                                                      .page_size = 16,
+                                                      .num_preemptions = 4}});
+  EXPECT_TRUE(has_line(text, R"(vllm:num_requests_running{model_name="m"} 3)")) << text;
+  EXPECT_TRUE(has_line(text, R"(vllm:num_requests_waiting{model_name="m"} 2)")) << text;
+  EXPECT_TRUE(has_line(text, R"(vllm:kv_cache_usage_perc{model_name="m"} 0.25)")) << text;
+  EXPECT_TRUE(has_line(text, R"(vllm:prompt_tokens_total{model_name="m"} 7)")) << text;
+  EXPECT_TRUE(has_line(text, R"(vllm:generation_tokens_total{model_name="m"} 2)")) << text;
+  EXPECT_TRUE(has_line(text, R"(vllm:num_preemptions_total{model_name="m"} 4)")) << text;
+  EXPECT_TRUE(has_line(text, "# TYPE vllm:prompt_tokens_total counter"));
+  EXPECT_TRUE(has_line(text, "# TYPE vllm:time_to_first_token_seconds histogram"));
+  EXPECT_TRUE(
+      has_line(text, R"(vllm:time_to_first_token_seconds_bucket{model_name="m",le="0.02"} 0)"));
+  EXPECT_TRUE(
+      has_line(text, R"(vllm:time_to_first_token_seconds_bucket{model_name="m",le="0.04"} 1)"));
+  EXPECT_TRUE(has_line(text, R"(vllm:inter_token_latency_seconds_count{model_name="m"} 1)"));
+  EXPECT_TRUE(has_line(text, R"(vllm:e2e_request_latency_seconds_sum{model_name="m"} 0.4)"))
+      << text;
+  EXPECT_EQ(count(text, "vllm:request_success_total{"), 4u);
+  EXPECT_NE(text.find("finished_reason=\"stop\""), std::string::npos);
+  EXPECT_NE(text.find("block_size=\"16\""), std::string::npos);
+  EXPECT_NE(text.find("num_gpu_blocks=\"100\""), std::string::npos);
+}
+
+TEST(Metrics, LoraInfoIsOneSeriesWhateverChanges) {
+  Metrics metrics("m");
+  metrics.render({.max_adapters = 8, .resident_adapters = {"a"}});
+  const std::string text = metrics.render(
+      {.engine = {.waiting_adapters = {"c"}}, .max_adapters = 8, .resident_adapters = {"a", "b"}});
+  EXPECT_EQ(count(text, "\nvllm:lora_requests_info{"), 1u) << text;
+  EXPECT_NE(text.find("max_lora=\"8\""), std::string::npos);
+  EXPECT_NE(text.find("running_lora_adapters=\"a,b\""), std::string::npos);
+  EXPECT_NE(text.find("waiting_lora_adapters=\"c\""), std::string::npos);
+}
+
+TEST(Metrics, PreemptionsAreNotCountedTwice) {
+  Metrics metrics("m");
+  metrics.render({.engine = {.num_preemptions = 2}});
+  EXPECT_TRUE(has_line(metrics.render({.engine = {.num_preemptions = 5}}),
+                       R"(vllm:num_preemptions_total{model_name="m"} 5)"));
+}
+
+}  // namespace
+}  // namespace medley::server
