@@ -36,4 +36,7 @@ void launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t st
   MEDLEY_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
 }
 
+// Lets `kernel` use the most dynamic shared memory that a block may have beside its static use.
+void allow_all_shared_memory(const void* kernel);
+
 }  // namespace medley::cuda

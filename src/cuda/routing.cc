@@ -1,24 +1,9 @@
 #include "cuda/routing.h"
 
+#include "cuda/carver.h"
+
 namespace medley::cuda {
 namespace {
-
-// Hands out aligned pieces of one allocation: once to count, once to place.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-  template <class T>
-  T* take(size_t count) {
-    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + offset_);
-    offset_ += (count * sizeof(T) + 255) / 256 * 256;
-    return piece;
-  }
-  size_t num_bytes() const { return offset_; }
-
- private:
-  std::byte* base_;
-  size_t offset_ = 0;
-};
 
 RoutingView carve(Carver& carver, int max_pairs) {
   return {.num_tiles = carver.take<int32_t>(1),

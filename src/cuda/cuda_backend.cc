@@ -1,0 +1,141 @@
+#include "cuda/cuda_backend.h"
+
+#include <fmt/format.h>
+
+#include "cuda/check.h"
+#include "cuda/context.h"
+#include "cuda/packed_weights.h"
+#include "cuda/route_kernel.h"
+#include "cuda/routing.h"
+#include "cuda/step.h"
+
+namespace medley {
+namespace cuda {
+namespace {
+
+// Static shared memory of expert_gemm, and what the driver keeps of a block's share.
+constexpr size_t kReservedShared = 2048;
+
+Error not_yet(const char* op) {
+  return unsupported(fmt::format("{} is not implemented on CUDA", op));
+}
+
+class CudaBackend : public Backend {
+ public:
+  static Result<std::unique_ptr<Backend>> make() {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+      cudaGetLastError();
+      return Error{ErrorCode::kUnavailable, "CUDA: no device found"};
+    }
+    cudaDeviceProp properties = {};
+    MEDLEY_CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    if (properties.major != 9 || properties.minor != 0) {
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("CUDA: kernels are for compute capability 9.0, found {} with {}.{}",
+                               properties.name, properties.major, properties.minor)};
+    }
+    auto backend = std::make_unique<CudaBackend>();
+    backend->name_ = fmt::format("cuda ({})", properties.name);
+    backend->context_.num_sms = properties.multiProcessorCount;
+    backend->context_.shared_limit = properties.sharedMemPerBlockOptin - kReservedShared;
+    MEDLEY_TRY_ASSIGN(backend->context_.shrink_out,
+                      DeviceBuffer::allocate(size_t{kMaxRoutedPairs} * kShrinkStride * 2));
+    backend->context_.shrink_out.fill_zero();
+    return std::unique_ptr<Backend>(std::move(backend));
+  }
+
+  std::string name() const override { return name_; }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(); }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(); }
+  Result<std::unique_ptr<Buffer>> allocate(size_t num_bytes) override {
+    MEDLEY_TRY_ASSIGN(DeviceBuffer buffer, DeviceBuffer::allocate(num_bytes));
+    return std::unique_ptr<Buffer>(std::make_unique<DeviceBuffer>(std::move(buffer)));
+  }
+  Result<std::unique_ptr<Step>> make_step(const StepDesc& desc) override {
+    return std::unique_ptr<Step>(std::make_unique<CudaStep>(desc));
+  }
+  Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheDesc&) override {
+    return not_yet("the key-value cache");
+  }
+  Result<std::unique_ptr<Routing>> make_routing(const RoutingDesc& desc) override {
+    return std::unique_ptr<Routing>(
+        std::make_unique<CudaRouting>(desc.max_rows * desc.moe.experts_per_token));
+  }
+
+  Result<std::unique_ptr<PackedWeight>> pack_embedding(const MatrixView&) override {
+    return not_yet("embed");
+  }
+  Result<std::unique_ptr<PackedWeight>> pack_vector(const VectorView& vector) override {
+    return cuda::pack_vector(vector);
+  }
+  Result<std::unique_ptr<PackedWeight>> pack_linear(const LinearWeights& weights) override {
+    return cuda::pack_linear(weights);
+  }
+  Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertGateUpWeights& weights) override {
+    return cuda::pack_experts(weights);
+  }
+  Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertDownWeights& weights) override {
+    return cuda::pack_experts(weights);
+  }
+
+  Result<void> make_lora_table(const LoraTableDesc& desc) override {
+    if (desc.max_slots > kMaxRoutedSlots) {
+      return unsupported(
+          fmt::format("LoRA on CUDA: up to {} slots, found {}", kMaxRoutedSlots, desc.max_slots));
+    }
+    return context_.lora.make(desc);
+  }
+  Result<std::unique_ptr<PackedAdapter>> pack_adapter(
+      std::span<const LoraModuleWeights> modules) override {
+    return context_.lora.pack(modules);
+  }
+  Result<void> set_adapter(int slot, const PackedAdapter& adapter, Stream& stream) override {
+    return context_.lora.set(slot, static_cast<const CudaPackedAdapter&>(adapter),
+                             cuda_stream(stream));
+  }
+  void clear_adapter(int slot, Stream& stream) override {
+    context_.lora.clear(slot, cuda_stream(stream));
+  }
+
+  Result<std::unique_ptr<Embed>> plan(const EmbedDesc&) override { return not_yet("embed"); }
+  Result<std::unique_ptr<AddNorm>> plan(const AddNormDesc& desc) override {
+    return plan_add_norm(desc);
+  }
+  Result<std::unique_ptr<Linear>> plan(const LinearDesc& desc) override {
+    return plan_linear(context_, desc);
+  }
+  Result<std::unique_ptr<QkNormRopeAppend>> plan(const QkNormRopeAppendDesc&) override {
+    return not_yet("qk_norm_rope_append");
+  }
+  Result<std::unique_ptr<Attention>> plan(const AttentionDesc&) override {
+    return not_yet("attention");
+  }
+  Result<std::unique_ptr<AddNormRoute>> plan(const AddNormRouteDesc& desc) override {
+    return plan_add_norm_route(desc);
+  }
+  Result<std::unique_ptr<MoeGateUp>> plan(const MoeGateUpDesc& desc) override {
+    return plan_moe_gate_up(context_, desc);
+  }
+  Result<std::unique_ptr<MoeDown>> plan(const MoeDownDesc& desc) override {
+    return plan_moe_down(context_, desc);
+  }
+  Result<std::unique_ptr<DenseMlp>> plan(const DenseMlpDesc&) override {
+    return not_yet("dense_mlp");
+  }
+  Result<std::unique_ptr<LmHead>> plan(const LmHeadDesc& desc) override {
+    return plan_lm_head(context_, desc);
+  }
+  Result<std::unique_ptr<Sampler>> plan(const SamplerDesc&) override { return not_yet("sample"); }
+
+ private:
+  std::string name_;
+  Context context_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+Result<std::unique_ptr<Backend>> make_cuda_backend() { return cuda::CudaBackend::make(); }
+
+}  // namespace medley

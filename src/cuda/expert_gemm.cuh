@@ -1,0 +1,124 @@
+#pragma once
+
+#include "cuda/expert_gemm_kernel.h"
+#include "cuda/primitives.cuh"
+
+// The pieces of expert_gemm.cu: what a warp does with one stage of a unit.
+
+namespace medley::cuda {
+
+// Columns of one mma: the tokens of a tile come in two halves.
+inline constexpr int kHalfRows = 8;
+
+template <int kHalves>
+struct UnitSum {
+  float value[kHalves][4] = {};
+};
+
+// Adds a kMxfp4 stage. `x` is the address of this lane's first 16 bytes: row lane / 4 at the
+// stage's first column, plus 16 (lane % 4) bytes.
+template <int kHalves>
+__device__ __forceinline__ void add_mxfp4_stage(UnitSum<kHalves>& sum, uint32_t stage, uint32_t x,
+                                                int num_blocks, int half_stride) {
+  const int lane = threadIdx.x % kWarpSize;
+  const uint32_t codes = stage + lane * 16;
+  const uint32_t scales = stage + num_blocks * kCodeBytes + lane / 4 * 4;
+#pragma unroll 1
+  for (int block = 0; block < num_blocks; ++block) {
+    const uint4 w = load_shared_16(codes + block * kCodeBytes);
+    const uint32_t scale = load_shared_4(scales + block * kScaleBytes);
+    const uint32_t word[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      uint32_t low[4], high[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        low[i] = e2m1_pair(word[2 * g], i);
+        high[i] = e2m1_pair(word[2 * g + 1], i);
+      }
+      const float low_scale =
+          __uint_as_float(g == 0 ? (scale << 23) & 0x7f800000u : (scale << 7) & 0x7f800000u);
+      const float high_scale =
+          __uint_as_float(g == 0 ? (scale << 15) & 0x7f800000u : (scale >> 1) & 0x7f800000u);
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const uint4 v = load_shared_16(x + h * half_stride + block * 128 + g * 64);
+        const float zero[4] = {};
+        float part[4];
+        mma_16x8x16(part, {low[0], high[0], low[1], high[1]}, v.x, v.y, zero);
+        mma_16x8x16(part, {low[2], high[2], low[3], high[3]}, v.z, v.w, part);
+        sum.value[h][0] += part[0] * low_scale;
+        sum.value[h][1] += part[1] * low_scale;
+        sum.value[h][2] += part[2] * high_scale;
+        sum.value[h][3] += part[3] * high_scale;
+      }
+    }
+  }
+}
+
+template <int kHalves>
+__device__ __forceinline__ void add_bf16_stage(UnitSum<kHalves>& sum, uint32_t stage, uint32_t x,
+                                               int num_blocks, int half_stride) {
+  const uint32_t weights = stage + threadIdx.x % kWarpSize * 16;
+#pragma unroll 2
+  for (int block = 0; block < num_blocks; ++block) {
+    const uint4 low = load_shared_16(weights + block * 1024);
+    const uint4 high = load_shared_16(weights + block * 1024 + 512);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const uint4 v = load_shared_16(x + h * half_stride + block * 64);
+      mma_16x8x16(sum.value[h], {low.x, high.x, low.y, high.y}, v.x, v.y, sum.value[h]);
+      mma_16x8x16(sum.value[h], {low.z, high.z, low.w, high.w}, v.z, v.w, sum.value[h]);
+    }
+  }
+}
+
+// The tokens of one adapter in a tile: columns [begin, end).
+struct SegmentColumns {
+  int begin = 0;
+  int end = 0;
+};
+
+// Adds B s over `num_blocks` rank blocks for the segment's columns. `s` points at this tile's first
+// pair and the stage's first rank. Where gate and up share the unit and have an A each, rows 0-7
+// take the first half of s and rows 8-15 the second.
+template <GemmRole kRole, int kHalves>
+__device__ __forceinline__ void add_lora_stage(UnitSum<kHalves>& sum, uint32_t stage,
+                                               const __nv_bfloat16* s, int s_stride,
+                                               const LoraEntry& entry, SegmentColumns columns,
+                                               int num_blocks) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll 1
+  for (int block = 0; block < num_blocks; ++block) {
+    const uint4 b = load_shared_16(stage + block * kRankBlockBytes + lane * 16);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      if (columns.begin >= (h + 1) * kHalfRows || columns.end <= h * kHalfRows) continue;
+      const int column = h * kHalfRows + lane / 4;
+      const bool mine = column >= columns.begin && column < columns.end;
+      const __nv_bfloat16* from =
+          s + static_cast<int64_t>(column) * s_stride + block * kRankBlock + lane % 4 * 4;
+      uint2 v = {};
+      if (mine) v = *reinterpret_cast<const uint2*>(from);
+      if (kRole != GemmRole::kGateUp || entry.num_a == 1) {
+        mma_16x8x16(sum.value[h], {b.x, b.y, b.z, b.w}, v.x, v.y, sum.value[h]);
+      } else {
+        uint2 second = {};
+        if (mine) second = *reinterpret_cast<const uint2*>(from + entry.rank);
+        mma_16x8x16(sum.value[h], {b.x, 0u, b.z, 0u}, v.x, v.y, sum.value[h]);
+        mma_16x8x16(sum.value[h], {0u, b.y, 0u, b.w}, second.x, second.y, sum.value[h]);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + __expf(-v)); }
+
+__device__ __forceinline__ float gate_times_up(const ExpertGemmParams& p, float gate, float up) {
+  if (p.activation == GateActivation::kSwiGlu) return gate * sigmoid(gate) * up;
+  gate = fminf(gate, p.activation_limit);
+  up = fminf(fmaxf(up, -p.activation_limit), p.activation_limit);
+  return (up + 1.0f) * gate * sigmoid(p.activation_alpha * gate);
+}
+
+}  // namespace medley::cuda

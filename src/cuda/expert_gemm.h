@@ -1,0 +1,20 @@
+#pragma once
+
+#include "base/error.h"
+#include "cuda/expert_gemm_kernel.h"
+
+namespace medley::cuda {
+
+struct ExpertGemmProblem {
+  MatrixLayout layout;
+  int in_size = 0;
+  int max_tile_rows = kTileRows;  // rows of one expert, at most
+  bool lora = false;
+  size_t shared_limit = 0;  // bytes of dynamic shared memory that a block may have
+};
+
+// Pure host arithmetic: the most warps (16 at most) that still get two slots each, then the most
+// slots. kUnsupported where a tile's activations leave no room for that.
+Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem);
+
+}  // namespace medley::cuda

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cuda/lora_entry.h"
+#include "cuda/matrix_layout.h"
+#include "cuda/routing_view.h"
+
+namespace medley::cuda {
+
+// Few rows against streamed matrices: out = epilogue(W_e x + B_a s + bias) for the pairs of each
+// tile. What a role changes is where x comes from, what the 16 rows of a unit are, and the
+// epilogue.
+enum class GemmRole : uint8_t {
+  kGateUp,  // x by row; unit u = gate rows 8 u .. 8 u + 7, then the same up rows; out by pair
+  kDown,    // x by pair; unit u = rows 16 u .. 16 u + 15; out by pair
+  kDense,   // x and out by row; one expert
+  kLogits,  // as kDense, x by logit row, out float32
+};
+enum class GateActivation : uint8_t { kSwiGlu, kClampedSwiGlu };
+
+struct ExpertGemmParams {
+  const uint8_t* weights = nullptr;  // (experts) matrices in one layout
+  const float* bias = nullptr;       // (experts, units, 16), or none
+  MatrixLayout layout;
+  RoutingView routing;
+  const __nv_bfloat16* x = nullptr;  // (rows or pairs, in_size)
+  void* out = nullptr;               // (pairs or rows, out_size)
+  int in_size = 0;
+  int out_size = 0;
+  GateActivation activation = GateActivation::kSwiGlu;  // kGateUp
+  float activation_limit = 0.0f;
+  float activation_alpha = 0.0f;
+  const LoraEntry* lora = nullptr;   // (slots)
+  const __nv_bfloat16* s = nullptr;  // (pairs, s_stride): what lora_shrink left
+  int s_stride = 0;
+  int part_end[2] = {INT32_MAX, INT32_MAX};  // kDense: units where the first parts end
+  bool routed_before_predecessor = false;    // the routing is complete once this kernel starts
+};
+
+// How the kernel is laid over an SM: one block, `num_warps` independent warps, each with a ring of
+// `num_slots` stages.
+struct ExpertGemmConfig {
+  int num_warps = 0;
+  int num_slots = 0;
+  int slot_bytes = 0;
+  int row_stride = 0;  // bytes of one activation row in shared memory
+  size_t shared_bytes = 0;
+  std::string to_string() const;
+};
+
+// Launches `num_blocks` blocks; each takes an equal contiguous share of all units.
+void launch_expert_gemm(GemmRole role, bool lora, const ExpertGemmConfig& config,
+                        const ExpertGemmParams& params, int num_blocks, cudaStream_t stream);
+
+}  // namespace medley::cuda

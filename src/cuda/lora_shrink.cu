@@ -1,0 +1,99 @@
+#include "cuda/launch.h"
+#include "cuda/lora_shrink_kernel.h"
+#include "cuda/primitives.cuh"
+
+namespace medley::cuda {
+namespace {
+
+constexpr int kMaxWarps = 12;
+constexpr int kHalfRows = 8;
+
+struct HalfSums {
+  float value[2][4] = {};
+};
+
+// This warp's blocks of 32 columns: warp, warp + num_warps, ...
+template <int kHalves>
+__device__ __forceinline__ void add_blocks(HalfSums& sum, const LoraShrinkParams& p,
+                                           const uint8_t* a, const __nv_bfloat16* const (&x)[2]) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int num_blocks = p.layout.padded_cols / 32;
+#pragma unroll 5
+  for (int block = threadIdx.x / kWarpSize; block < num_blocks; block += blockDim.x / kWarpSize) {
+    const uint8_t* weights = a + static_cast<int64_t>(block) * 1024 + lane * 16;
+    const uint4 low = *reinterpret_cast<const uint4*>(weights);
+    const uint4 high = *reinterpret_cast<const uint4*>(weights + 512);
+    const int col = block * 32 + lane % 4 * 8;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      uint4 v = {};
+      if (col < p.in_size) v = __ldcg(reinterpret_cast<const uint4*>(x[h] + col));
+      mma_16x8x16(sum.value[h], {low.x, high.x, low.y, high.y}, v.x, v.y, sum.value[h]);
+      mma_16x8x16(sum.value[h], {low.z, high.z, low.w, high.w}, v.z, v.w, sum.value[h]);
+    }
+  }
+}
+
+}  // namespace
+
+__global__ void lora_shrink_kernel(const __grid_constant__ LoraShrinkParams p, int rank_step) {
+  __shared__ float sums[kMaxWarps][2][kUnitRows * kHalfRows];
+  wait_for_predecessor();
+  launch_dependents();
+  const int segment_idx = blockIdx.x;
+  if (segment_idx >= *p.routing.num_segments) return;
+  const RouteSegment segment = p.routing.segments[segment_idx];
+  const LoraEntry entry = p.lora[segment.slot];
+  const int num_units = entry.num_a * entry.rank / kUnitRows;
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize;
+  const int num_warps = blockDim.x / kWarpSize;
+
+  const __nv_bfloat16* x[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int pair = segment.begin + min(h * kHalfRows + lane / 4, segment.count - 1);
+    const int64_t row = p.x_by_row ? p.routing.row_of_pair[pair] : pair;
+    x[h] = p.x + row * p.in_size;
+  }
+  for (int unit = blockIdx.y; unit < num_units; unit += rank_step) {
+    const uint8_t* a =
+        entry.a + segment.expert * entry.a_expert_bytes + unit * p.layout.unit_bytes();
+    HalfSums sum;
+    if (segment.count > kHalfRows) {
+      add_blocks<2>(sum, p, a, x);
+    } else {
+      add_blocks<1>(sum, p, a, x);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int rank_row = lane / 4 + i / 2 * 8;
+        const int column = lane % 4 * 2 + i % 2;
+        sums[warp][h][column * kUnitRows + rank_row] = sum.value[h][i];
+      }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < segment.count * kUnitRows; i += blockDim.x) {
+      const int column = i / kUnitRows;
+      const int rank = unit * kUnitRows + i % kUnitRows;
+      float total = 0.0f;
+      for (int w = 0; w < num_warps; ++w) {
+        total += sums[w][column / kHalfRows][column % kHalfRows * kUnitRows + i % kUnitRows];
+      }
+      p.s[static_cast<int64_t>(segment.begin + column) * p.s_stride + rank] =
+          __float2bfloat16_rn(total * entry.scale[rank]);
+    }
+  }
+}
+
+void launch_lora_shrink(const LoraShrinkConfig& config, const LoraShrinkParams& params,
+                        int max_segments, cudaStream_t stream) {
+  const LaunchShape shape = {.grid = dim3(max_segments, config.rank_step),
+                             .block = dim3(config.num_warps * kWarpSize)};
+  launch(lora_shrink_kernel, shape, stream, params, config.rank_step);
+}
+
+}  // namespace medley::cuda

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include "cuda/lora_entry.h"
+#include "cuda/matrix_layout.h"
+#include "cuda/routing_view.h"
+
+namespace medley::cuda {
+
+// s[pair] = scale * (A x), rounded to bfloat16, for the pairs of every segment. Pairs of other
+// adapters and of the base model keep what they had.
+struct LoraShrinkParams {
+  RoutingView routing;
+  const LoraEntry* lora = nullptr;   // (slots)
+  const __nv_bfloat16* x = nullptr;  // (rows or pairs, in_size)
+  bool x_by_row = false;
+  int in_size = 0;
+  MatrixLayout layout;         // of one rank unit of A: columns only
+  __nv_bfloat16* s = nullptr;  // (pairs, s_stride)
+  int s_stride = 0;
+};
+
+// One block per (segment, every rank_step-th unit of 16 ranks); its warps split the columns at
+// places that depend on the layout alone and are summed in their order.
+struct LoraShrinkConfig {
+  int num_warps = 0;
+  int rank_step = 0;
+};
+
+void launch_lora_shrink(const LoraShrinkConfig& config, const LoraShrinkParams& params,
+                        int max_segments, cudaStream_t stream);
+
+}  // namespace medley::cuda

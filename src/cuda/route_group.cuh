@@ -1,0 +1,122 @@
+#pragma once
+
+#include "cuda/primitives.cuh"
+#include "cuda/route_kernel.h"
+
+// Groups a step's (row, choice) pairs by (expert, slot, row): one block, all pairs in shared
+// memory.
+
+namespace medley::cuda {
+
+inline constexpr int kPairWords = kMaxRoutedPairs / 32;
+
+// A set of positions 0 .. kMaxRoutedPairs - 1.
+struct PositionSet {
+  uint32_t words[kPairWords];
+
+  __device__ int count_below(int position) const {
+    int count = 0;
+    for (int w = 0; w < position / 32; ++w) count += __popc(words[w]);
+    if (position % 32 != 0) count += __popc(words[position / 32] & ((1u << position % 32) - 1));
+    return count;
+  }
+  // The first member after `position`, or `end`.
+  __device__ int next(int position, int end) const {
+    for (int w = (position + 1) / 32; w * 32 < end; ++w) {
+      uint32_t word = words[w];
+      if (w == (position + 1) / 32) word &= ~0u << (position + 1) % 32;
+      if (word != 0) return min(end, w * 32 + __ffs(word) - 1);
+    }
+    return end;
+  }
+};
+
+struct GroupShared {
+  uint32_t keys[kMaxRoutedPairs];
+  uint32_t sorted[kMaxRoutedPairs];
+  int first_of_expert[kMaxRoutedExperts];
+  PositionSet tiles;     // positions where a tile begins
+  PositionSet runs;      // where (expert, slot) changes, or a tile begins
+  PositionSet segments;  // the runs of an adapter
+};
+
+// key = expert, slot + 1, index of the choice
+__device__ __forceinline__ uint32_t make_key(int expert, int slot, int choice) {
+  return static_cast<uint32_t>(expert) << 22 | static_cast<uint32_t>(slot + 1) << 10 |
+         static_cast<uint32_t>(choice);
+}
+__device__ __forceinline__ int expert_of(uint32_t key) { return key >> 22; }
+__device__ __forceinline__ int slot_of(uint32_t key) {
+  return static_cast<int>(key >> 10 & 0xfff) - 1;
+}
+
+__device__ inline void group_pairs(const RouteParams& p, int num_rows, GroupShared& s) {
+  const int k = p.experts_per_token;
+  const int num_pairs = num_rows * k;
+  for (int i = threadIdx.x; i < num_pairs; i += blockDim.x) {
+    s.keys[i] = make_key(__ldcg(p.routing.expert_of_choice + i), p.adapter_of_row[i / k], i);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < num_pairs; i += blockDim.x) {
+    const uint32_t key = s.keys[i];
+    int position = 0;
+    for (int j = 0; j < num_pairs; ++j) position += s.keys[j] < key;
+    s.sorted[position] = key;
+    p.routing.pair_of_choice[i] = position;
+    p.routing.row_of_pair[position] = i / k;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < num_pairs; i += blockDim.x) {
+    const int expert = expert_of(s.sorted[i]);
+    if (i == 0 || expert_of(s.sorted[i - 1]) != expert) s.first_of_expert[expert] = i;
+  }
+  __syncthreads();
+  const int padded = (num_pairs + kWarpSize - 1) / kWarpSize * kWarpSize;
+  for (int i = threadIdx.x; i < padded; i += blockDim.x) {
+    bool tile = false;
+    bool run = false;
+    bool segment = false;
+    if (i < num_pairs) {
+      const uint32_t key = s.sorted[i];
+      tile = (i - s.first_of_expert[expert_of(key)]) % kTileRows == 0;
+      run = tile || slot_of(s.sorted[i - 1]) != slot_of(key);
+      segment = run && slot_of(key) >= 0;
+    }
+    const uint32_t tile_word = __ballot_sync(0xffffffffu, tile);
+    const uint32_t run_word = __ballot_sync(0xffffffffu, run);
+    const uint32_t segment_word = __ballot_sync(0xffffffffu, segment);
+    if (i % kWarpSize == 0) {
+      s.tiles.words[i / kWarpSize] = tile_word;
+      s.runs.words[i / kWarpSize] = run_word;
+      s.segments.words[i / kWarpSize] = segment_word;
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < num_pairs; i += blockDim.x) {
+    const uint32_t bit = 1u << i % 32;
+    if ((s.runs.words[i / 32] & bit) == 0) continue;
+    const uint32_t key = s.sorted[i];
+    const int segment = s.segments.count_below(i);
+    if ((s.segments.words[i / 32] & bit) != 0) {
+      p.routing.segments[segment] = {.expert = expert_of(key),
+                                     .slot = slot_of(key),
+                                     .begin = i,
+                                     .count = s.runs.next(i, num_pairs) - i};
+    }
+    if ((s.tiles.words[i / 32] & bit) != 0) {
+      const int end = s.tiles.next(i, num_pairs);
+      p.routing.tiles[s.tiles.count_below(i)] = {
+          .expert = expert_of(key),
+          .begin = i,
+          .count = end - i,
+          .segment_begin = segment,
+          .segment_count = s.segments.count_below(end) - segment};
+    }
+  }
+  if (threadIdx.x == 0) {
+    *p.routing.num_tiles = s.tiles.count_below(num_pairs);
+    *p.routing.num_segments = s.segments.count_below(num_pairs);
+  }
+}
+
+}  // namespace medley::cuda

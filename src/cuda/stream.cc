@@ -1,0 +1,36 @@
+#include "cuda/stream.h"
+
+#include "cuda/check.h"
+
+namespace medley::cuda {
+
+CudaStream::CudaStream() {
+  MEDLEY_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+}
+CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }
+void CudaStream::synchronize() { MEDLEY_CUDA_CHECK(cudaStreamSynchronize(stream_)); }
+
+CudaEvent::CudaEvent() { MEDLEY_CUDA_CHECK(cudaEventCreate(&event_)); }
+CudaEvent::~CudaEvent() { cudaEventDestroy(event_); }
+void CudaEvent::record(Stream& stream) {
+  MEDLEY_CUDA_CHECK(cudaEventRecord(event_, cuda_stream(stream)));
+}
+void CudaEvent::wait() { MEDLEY_CUDA_CHECK(cudaEventSynchronize(event_)); }
+
+CudaGraph::~CudaGraph() {
+  if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+}
+void CudaGraph::begin(CudaStream& stream) {
+  MEDLEY_CUDA_CHECK(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
+}
+void CudaGraph::end(CudaStream& stream) {
+  cudaGraph_t graph = nullptr;
+  MEDLEY_CUDA_CHECK(cudaStreamEndCapture(stream.get(), &graph));
+  MEDLEY_CUDA_CHECK(cudaGraphInstantiate(&graph_, graph, 0));
+  MEDLEY_CUDA_CHECK(cudaGraphDestroy(graph));
+}
+void CudaGraph::launch(CudaStream& stream) {
+  MEDLEY_CUDA_CHECK(cudaGraphLaunch(graph_, stream.get()));
+}
+
+}  // namespace medley::cuda
