@@ -90,6 +90,10 @@ MatrixView whole(const ConstTensorView& tensor) {
           .row_stride = tensor.shape[1]};
 }
 
+bool is_dense_mlp(LoraModule module) {
+  return module == LoraModule::kMlpGateUp || module == LoraModule::kMlpDown;
+}
+
 class PeftReader {
  public:
   PeftReader(const ModelSpec& spec, const PeftConfig& config, const GroupedTensors& tensors)
@@ -151,6 +155,7 @@ class PeftReader {
       experts_.add(target, rank_and_scale, whole(tensors.a), whole(tensors.b));
       return {};
     }
+    any_dense_ |= is_dense_mlp(target.site.module);
     LoraPair pair{.row_begin = target.row_begin, .row_end = target.row_end, .rank = rank};
     pair.a.push_back(whole(tensors.a));
     pair.b.push_back(whole(tensors.b));
@@ -167,15 +172,20 @@ class PeftReader {
   }
 
   // Every module that the config targets must be there. Experts may be absent altogether: in
-  // training they may have been held as parameters that target_modules does not reach.
+  // training they may have been held as parameters that target_modules does not reach. So may the
+  // dense layers of a model that has experts: the same names stand for both.
   Result<void> check_complete(AdapterWeights& out) {
     bool experts_named = false;
+    bool dense_named = false;
     for (const auto& [module, target] : targets_.modules) {
       if (target.is_alias) continue;
       MEDLEY_TRY_ASSIGN(const Targeted claim, targeted(module, target));
       if (claim != Targeted::kYes) continue;
-      if (target.expert >= 0) experts_named = true;
+      const bool is_dense = is_dense_mlp(target.site.module);
+      experts_named |= target.expert >= 0;
+      dense_named |= is_dense;
       if (target.expert >= 0 && !any_expert_) continue;
+      if (is_dense && any_expert_ && !any_dense_) continue;
       if (tensors_.modules.contains({module, 0}) || tensors_.modules.contains({target.alias, 0})) {
         continue;
       }
@@ -188,6 +198,11 @@ class PeftReader {
       out.warnings.push_back(
           "target_modules names projections of the experts, but the file has none: the experts "
           "stay as they are");
+    }
+    if (dense_named && any_expert_ && !any_dense_) {
+      out.warnings.push_back(
+          "target_modules names projections of the dense layers, but the file has none: they stay "
+          "as they are");
     }
     return {};
   }
@@ -250,6 +265,7 @@ class PeftReader {
   FusedExperts fused_;
   ExpertPairs experts_;
   bool any_expert_ = false;
+  bool any_dense_ = false;  // an MLP of a dense layer
   std::map<LoraSite, std::vector<LoraPair>> pairs_;
 };
 

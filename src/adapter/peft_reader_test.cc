@@ -1,0 +1,539 @@
+#include "adapter/peft_reader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "spec/read_spec.h"
+#include "weights/testing/safetensors_writer.h"
+
+namespace medley {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+fs::path golden() {
+  const char* root = std::getenv("MEDLEY_SOURCE_DIR");
+  return fs::path(root == nullptr ? "." : root) / "tests/golden";
+}
+
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+ModelSpec spec_of(const std::string& model) {
+  return read_model_spec(text_of(golden() / model / "config.json")).value();
+}
+
+std::string adapter_folder(const std::string& model, const std::string& adapter) {
+  return (golden() / model / "adapters" / adapter).string();
+}
+
+AdapterWeights read(const std::string& model, const std::string& adapter) {
+  Result<AdapterWeights> weights =
+      read_peft_adapter(adapter_folder(model, adapter), spec_of(model));
+  EXPECT_TRUE(weights.ok()) << model << "/" << adapter << ": "
+                            << (weights.ok() ? "" : weights.error().message);
+  return weights.ok() ? std::move(weights).value() : AdapterWeights{};
+}
+
+const LoraModuleWeights* find(const AdapterWeights& weights, LoraModule module, int layer) {
+  for (const LoraModuleWeights& m : weights.modules) {
+    if (m.site == LoraSite{module, layer}) return &m;
+  }
+  return nullptr;
+}
+
+// The change of one weight, W[row][col] of an expert (0 for dense modules), in canonical rows.
+float delta(const LoraModuleWeights& module, int expert, int64_t row, int64_t col) {
+  float sum = 0.0f;
+  for (const LoraPair& pair : module.pairs) {
+    if (row < pair.row_begin || row >= pair.row_end) continue;
+    const MatrixView& a = pair.a[pair.a.size() == 1 ? 0 : expert];
+    const MatrixView& b = pair.b[pair.b.size() == 1 ? 0 : expert];
+    for (int r = 0; r < pair.rank; ++r) {
+      sum += pair.scale[r] * element(b, row - pair.row_begin, r) * element(a, r, col);
+    }
+  }
+  return sum;
+}
+
+struct Golden {
+  std::string model;
+  std::string adapter;
+};
+
+std::vector<Golden> all_goldens() {
+  std::vector<Golden> found;
+  for (const auto& model : fs::directory_iterator(golden())) {
+    if (!fs::is_directory(model.path() / "adapters")) continue;
+    for (const auto& adapter : fs::directory_iterator(model.path() / "adapters")) {
+      found.push_back({model.path().filename(), adapter.path().filename()});
+    }
+  }
+  return found;
+}
+
+TEST(PeftReaderTest, GoldenAdapters) {
+  int num_read = 0;
+  for (const auto& [model, adapter] : all_goldens()) {
+    SCOPED_TRACE(model + "/" + adapter);
+    const fs::path folder = adapter_folder(model, adapter);
+    const Checkpoint base = Checkpoint::open_folder((golden() / model).string()).value();
+    const Result<AdapterWeights> weights =
+        read_peft_adapter(folder, spec_of(model), &base.tensors());
+    if (adapter.find("dora") != std::string::npos) {
+      ASSERT_FALSE(weights.ok());
+      EXPECT_EQ(weights.error().code, ErrorCode::kUnsupported);
+      EXPECT_NE(weights.error().message.find("DoRA"), std::string::npos);
+      continue;
+    }
+    ASSERT_TRUE(weights.ok()) << weights.error().message;
+    EXPECT_FALSE(weights->modules.empty());
+    EXPECT_EQ(weights->hash.size(), 64u);
+    EXPECT_GE(weights->max_rank, json::parse(text_of(folder / "adapter_config.json"))["r"]);
+    // Its config names the dense layers' projections too, by the same suffixes.
+    const bool no_dense = model.starts_with("qwen3moe") &&
+                          (adapter.starts_with("converted") || adapter.starts_with("own-mixed"));
+    const bool zero = adapter.find("all-b-zero") != std::string::npos;
+    EXPECT_EQ(weights->warnings.size(), zero || no_dense ? 1u : 0u);
+    ++num_read;
+  }
+  EXPECT_GE(num_read, 80);
+}
+
+// The tensors of a fused level as PEFT's definition reads them: A (E, r, p), B (q, r, E).
+class FusedTensors {
+ public:
+  FusedTensors(const AdapterWeights& weights, const std::string& module, int num_experts)
+      : num_experts_(num_experts) {
+    const ConstTensorView* a = weights.checkpoint->find(module + ".lora_A.weight");
+    const ConstTensorView* b = weights.checkpoint->find(module + ".lora_B.weight");
+    p_ = a->shape[1];
+    rank_ = a->shape[0] / num_experts;
+    a_ = to_float(*a);
+    b_ = to_float(*b);
+  }
+  // sum over r of B[o, r, e] A[e, r, i]
+  float product(int e, int64_t o, int64_t i) const {
+    float sum = 0.0f;
+    for (int64_t r = 0; r < rank_; ++r) {
+      sum += b_[(o * rank_ + r) * num_experts_ + e] * a_[(e * rank_ + r) * p_ + i];
+    }
+    return sum;
+  }
+
+ private:
+  int num_experts_;
+  int64_t p_ = 0, rank_ = 0;
+  std::vector<float> a_, b_;
+};
+
+constexpr char kExperts1[] = "base_model.model.model.layers.1.mlp.experts";
+
+TEST(PeftReaderTest, GptOssFusedOutputsBecomeGateThenUp) {
+  // H = 64, I = 32: gate_up is square, (E, 64, 2 * 32); down is (E, 32, 64). Both (E, in, out).
+  for (const char* adapter : {"peft0.18-fused-both", "peft0.19-fused-both", "peft0.21-fused-both",
+                              "peft0.21-fused-both-other-order"}) {
+    SCOPED_TRACE(adapter);
+    const AdapterWeights weights = read("gptoss-bf16", adapter);
+    const json config = json::parse(
+        text_of(fs::path(adapter_folder("gptoss-bf16", adapter)) / "adapter_config.json"));
+    const float scale = config["lora_alpha"].get<float>() / config["r"].get<float>();
+    const ConstTensorView* outer =
+        weights.checkpoint->find(std::string(kExperts1) + ".lora_A.weight");
+    const std::string inner_name = std::string(kExperts1) + ".base_layer";
+    const bool outer_is_down = outer->shape[1] == 32;
+    const FusedTensors down(weights, outer_is_down ? kExperts1 : inner_name, 8);
+    const FusedTensors gate_up(weights, outer_is_down ? inner_name : kExperts1, 8);
+    const LoraModuleWeights* gate_up_module = find(weights, LoraModule::kExpertGateUp, 1);
+    const LoraModuleWeights* down_module = find(weights, LoraModule::kExpertDown, 1);
+    ASSERT_TRUE(gate_up_module != nullptr && down_module != nullptr);
+    for (const int e : {0, 3, 7}) {
+      for (const int i : {0, 1, 17, 31}) {
+        for (const int h : {0, 5, 63}) {
+          EXPECT_NEAR(delta(*gate_up_module, e, i, h), scale * gate_up.product(e, 2 * i, h), 1e-5);
+          EXPECT_NEAR(delta(*gate_up_module, e, 32 + i, h),
+                      scale * gate_up.product(e, 2 * i + 1, h), 1e-5);
+          EXPECT_NEAR(delta(*down_module, e, h, i), scale * down.product(e, h, i), 1e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST(PeftReaderTest, Qwen3MoeFusedSidesFollowThePeftVersion) {
+  // transformers 5 holds (E, out, in). H = 64, I = 64 here: down is square.
+  const auto check = [](const std::string& adapter, bool a_spans_output) {
+    SCOPED_TRACE(adapter);
+    const AdapterWeights weights = read("qwen3moe-nonorm", adapter);
+    const std::string inner = std::string(kExperts1) + ".base_layer";
+    const ConstTensorView* a = weights.checkpoint->find(std::string(kExperts1) + ".lora_A.weight");
+    const ConstTensorView* b = weights.checkpoint->find(std::string(kExperts1) + ".lora_B.weight");
+    const bool outer_is_down = a->shape[1] == 64 && b->shape[0] == 64;
+    const FusedTensors down(weights, outer_is_down ? kExperts1 : inner, 8);
+    const FusedTensors gate_up(weights, outer_is_down ? inner : kExperts1, 8);
+    const LoraModuleWeights* gate_up_module = find(weights, LoraModule::kExpertGateUp, 1);
+    const LoraModuleWeights* down_module = find(weights, LoraModule::kExpertDown, 1);
+    ASSERT_TRUE(gate_up_module != nullptr && down_module != nullptr);
+    const float scale = 8.0f / 4.0f;
+    for (const int e : {0, 6}) {
+      for (const int row : {0, 40, 63}) {
+        for (const int col : {1, 62}) {
+          const float down_product =
+              a_spans_output ? down.product(e, col, row) : down.product(e, row, col);
+          EXPECT_NEAR(delta(*down_module, e, row, col), scale * down_product, 1e-5);
+          const float up_product = a_spans_output ? gate_up.product(e, col, 64 + row)
+                                                  : gate_up.product(e, 64 + row, col);
+          EXPECT_NEAR(delta(*gate_up_module, e, 64 + row, col), scale * up_product, 1e-5);
+        }
+      }
+    }
+  };
+  check("peft0.18-transformers5-fused-both", /*a_spans_output=*/true);
+  check("peft0.19-fused-both", /*a_spans_output=*/false);
+  check("peft0.21-fused-both", /*a_spans_output=*/false);
+}
+
+TEST(PeftReaderTest, PerExpertTensorsEqualTheFusedOnesTheyCameFrom) {
+  const std::pair<const char*, const char*> cases[] = {{"gptoss-bf16", "peft0.18-fused-both"},
+                                                       {"gptoss-mxfp4", "peft0.18-fused-both"},
+                                                       {"qwen3moe-norm", "peft0.21-fused-both"},
+                                                       {"qwen3moe-nonorm", "peft0.21-fused-both"}};
+  for (const auto& [model, origin] : cases) {
+    SCOPED_TRACE(model);
+    const AdapterWeights split = read(model, "converted-per-expert-from-fused");
+    const AdapterWeights fused = read(model, origin);
+    ASSERT_EQ(split.modules.size(), fused.modules.size());
+    for (size_t m = 0; m < split.modules.size(); ++m) {
+      ASSERT_EQ(split.modules[m].site, fused.modules[m].site);
+      const int64_t rows = fused.modules[m].pairs.back().row_end;
+      const int64_t cols = fused.modules[m].pairs[0].a[0].cols;
+      for (int64_t row = 0; row < rows; row += 7) {
+        for (int64_t col = 0; col < cols; col += 5) {
+          EXPECT_NEAR(delta(split.modules[m], 5, row, col), delta(fused.modules[m], 5, row, col),
+                      1e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST(PeftReaderTest, RanksAndScales) {
+  const AdapterWeights patterns = read("gptoss-bf16", "peft0.18-attention-patterns");
+  // r 4, alpha 8; q rank 8; v of layer 0 rank 1; o alpha 3; k of layers 1 and 2 alpha 20.
+  for (int layer = 0; layer < 3; ++layer) {
+    const LoraModuleWeights* qkv = find(patterns, LoraModule::kQkv, layer);
+    ASSERT_NE(qkv, nullptr);
+    ASSERT_EQ(qkv->pairs.size(), 3u);
+    EXPECT_EQ(qkv->pairs[0].rank, 8);
+    EXPECT_EQ(qkv->pairs[0].scale[7], 1.0f);
+    EXPECT_EQ(qkv->pairs[1].row_begin, 64);
+    EXPECT_EQ(qkv->pairs[1].scale[0], layer == 0 ? 2.0f : 5.0f);
+    EXPECT_EQ(qkv->pairs[2].rank, layer == 0 ? 1 : 4);
+    EXPECT_EQ(qkv->pairs[2].scale[0], layer == 0 ? 8.0f : 2.0f);
+    EXPECT_EQ(find(patterns, LoraModule::kO, layer)->pairs[0].scale[0], 0.75f);
+  }
+  EXPECT_EQ(patterns.max_rank, 8);
+  const AdapterWeights rslora = read("gptoss-bf16", "peft0.18-attention-and-experts-rslora");
+  EXPECT_FLOAT_EQ(find(rslora, LoraModule::kO, 0)->pairs[0].scale[2], 5.0f / std::sqrt(3.0f));
+  EXPECT_FLOAT_EQ(find(rslora, LoraModule::kExpertDown, 2)->pairs[0].scale[0],
+                  5.0f / std::sqrt(3.0f));
+}
+
+TEST(PeftReaderTest, ExpertsOfDifferentRanksArePadded) {
+  const AdapterWeights weights = read("qwen3moe-norm", "peft0.18-per-expert-patterns");
+  const LoraModuleWeights* gate_up = find(weights, LoraModule::kExpertGateUp, 0);
+  ASSERT_NE(gate_up, nullptr);
+  ASSERT_EQ(gate_up->pairs.size(), 2u);  // gate and up keep an A each
+  EXPECT_EQ(gate_up->pairs[0].rank, 5);
+  EXPECT_EQ(gate_up->pairs[1].rank, 2);
+  for (const int e : {0, 1}) {
+    const std::string name =
+        "base_model.model.model.layers.0.mlp.experts." + std::to_string(e) + ".gate_proj.lora_";
+    const ConstTensorView* a_view = weights.checkpoint->find(name + "A.weight");
+    const int64_t rank = a_view->shape[0];
+    ASSERT_EQ(rank, e == 1 ? 5 : 2);
+    const std::vector<float> a = to_float(*a_view);
+    const std::vector<float> b = to_float(*weights.checkpoint->find(name + "B.weight"));
+    float sum = 0.0f;
+    for (int64_t r = 0; r < rank; ++r) sum += b[9 * rank + r] * a[r * 64 + 33];
+    EXPECT_NEAR(delta(*gate_up, e, 9, 33), 8.0f / rank * sum, 1e-5);
+  }
+}
+
+TEST(PeftReaderTest, ExpertsWithoutTensorsStayAsTheyAre) {
+  const AdapterWeights weights = read("qwen3moe-norm", "peft0.18-per-expert-up-of-some");
+  const LoraModuleWeights* gate_up = find(weights, LoraModule::kExpertGateUp, 2);
+  ASSERT_NE(gate_up, nullptr);
+  ASSERT_EQ(gate_up->pairs.size(), 1u);
+  EXPECT_EQ(gate_up->pairs[0].row_begin, 32);
+  EXPECT_NE(delta(*gate_up, 3, 40, 7), 0.0f);
+  EXPECT_EQ(delta(*gate_up, 4, 40, 7), 0.0f);
+}
+
+TEST(PeftReaderTest, EmbeddingsAndHead) {
+  const AdapterWeights weights = read("llama3-untied", "peft0.18-lm-head-and-embed");
+  const LoraModuleWeights* embed = find(weights, LoraModule::kEmbed, 0);
+  const LoraModuleWeights* head = find(weights, LoraModule::kLmHead, 0);
+  ASSERT_TRUE(embed != nullptr && head != nullptr);
+  EXPECT_EQ(embed->pairs[0].a[0].cols, 256);  // (r, V)
+  EXPECT_EQ(embed->pairs[0].b[0].rows, 64);   // (H, r)
+  EXPECT_EQ(head->pairs[0].a[0].cols, 64);
+  EXPECT_EQ(head->pairs[0].b[0].rows, 256);
+}
+
+TEST(PeftReaderTest, HashIsOfTheContent) {
+  const std::string a = read("gptoss-mxfp4", "peft0.18-attention").hash;
+  EXPECT_EQ(a, read("gptoss-mxfp4", "peft0.18-attention").hash);
+  EXPECT_NE(a, read("gptoss-mxfp4", "own-default-infix").hash);
+}
+
+// Copies of golden adapters with something wrong.
+class HostileAdapterTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "hostile_" +
+              ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    start("gptoss-mxfp4", "peft0.18-attention");
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  void start(const std::string& model, const std::string& adapter) {
+    spec_ = spec_of(model);
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    const std::string source = adapter_folder(model, adapter);
+    config_ = json::parse(text_of(source + "/adapter_config.json"));
+    tensors_.clear();
+    const Checkpoint file = Checkpoint::open_file(source + "/adapter_model.safetensors").value();
+    for (const auto& [name, view] : file.tensors()) {
+      testing::RawTensor tensor{name, view.dtype == DType::kF32 ? "F32" : "BF16", {}, {}};
+      for (int i = 0; i < view.shape.rank(); ++i) tensor.shape.push_back(view.shape[i]);
+      tensor.data.assign(static_cast<const char*>(view.data), view.num_bytes());
+      tensors_.push_back(std::move(tensor));
+    }
+  }
+  testing::RawTensor& tensor(const std::string& name) {
+    return *std::find_if(tensors_.begin(), tensors_.end(),
+                         [&](const auto& t) { return t.name == name; });
+  }
+  void erase(const std::string& part) {
+    std::erase_if(tensors_, [&](const auto& t) { return t.name.find(part) != std::string::npos; });
+  }
+  Result<AdapterWeights> load() {
+    testing::write_file(folder_ + "/adapter_config.json", config_.dump());
+    testing::write_file(folder_ + "/adapter_model.safetensors",
+                        testing::safetensors_bytes(tensors_));
+    return read_peft_adapter(folder_, spec_);
+  }
+  void expect_refused(const std::vector<std::string>& parts) {
+    const Result<AdapterWeights> weights = load();
+    ASSERT_FALSE(weights.ok());
+    for (const std::string& part : parts) {
+      EXPECT_NE(weights.error().message.find(part), std::string::npos)
+          << "no '" << part << "' in: " << weights.error().message;
+    }
+  }
+
+  std::string folder_;
+  ModelSpec spec_;
+  json config_;
+  std::vector<testing::RawTensor> tensors_;
+};
+
+constexpr char kQ1[] = "base_model.model.model.layers.1.self_attn.q_proj.lora_";
+
+TEST_F(HostileAdapterTest, Files) {
+  EXPECT_EQ(read_peft_adapter(folder_ + "/none", spec_).error().code, ErrorCode::kNotFound);
+  const auto no_config = read_peft_adapter(folder_, spec_);
+  ASSERT_FALSE(no_config.ok());
+  EXPECT_NE(no_config.error().message.find("no adapter_config.json"), std::string::npos);
+  testing::write_file(folder_ + "/adapter_config.json", config_.dump());
+  const auto no_weights = read_peft_adapter(folder_, spec_);
+  ASSERT_FALSE(no_weights.ok());
+  EXPECT_EQ(no_weights.error().code, ErrorCode::kNotFound);
+  EXPECT_NE(no_weights.error().message.find("no adapter_model.safetensors"), std::string::npos);
+  testing::write_file(folder_ + "/adapter_model.bin", "pickle");
+  const auto pickle = read_peft_adapter(folder_, spec_);
+  ASSERT_FALSE(pickle.ok());
+  EXPECT_EQ(pickle.error().code, ErrorCode::kUnsupported);
+  EXPECT_NE(pickle.error().message.find("pickle"), std::string::npos);
+  testing::write_file(folder_ + "/adapter_model.safetensors", "short");
+  EXPECT_FALSE(read_peft_adapter(folder_, spec_).ok());
+}
+
+TEST_F(HostileAdapterTest, ConfigFieldsThatChangeTheResult) {
+  const std::pair<const char*, json> cases[] = {{"bias", "all"},
+                                                {"lora_bias", true},
+                                                {"modules_to_save", {"lm_head"}},
+                                                {"trainable_token_indices", {1, 2}},
+                                                {"layer_replication", {{0, 1}}},
+                                                {"fan_in_fan_out", true},
+                                                {"alora_invocation_tokens", {5}},
+                                                {"use_dora", true},
+                                                {"use_qalora", true},
+                                                {"init_lora_weights", "pissa"},
+                                                {"peft_type", "IA3"},
+                                                {"task_type", "SEQ_CLS"},
+                                                {"unheard_of", 1},
+                                                {"r", 0},
+                                                {"r", "four"},
+                                                {"rank_pattern", {{"q_proj", 1.5}}},
+                                                {"target_modules", "(unclosed"},
+                                                {"target_modules", json::array()}};
+  const json whole = config_;
+  for (const auto& [field, value] : cases) {
+    SCOPED_TRACE(field);
+    config_ = whole;
+    config_[field] = value;
+    expect_refused({field, value.dump()});
+  }
+}
+
+TEST_F(HostileAdapterTest, RunawayExpressionIsAnError) {
+  config_["target_modules"] = "(.*.*.*.*.*.*.*.*)*(.+)+x_never";
+  expect_refused({"can't be matched"});
+}
+
+TEST_F(HostileAdapterTest, Tensors) {
+  const std::string a = std::string(kQ1) + "A.weight";
+  const std::string b = std::string(kQ1) + "B.weight";
+  erase(b);
+  expect_refused({a, "lora_B is missing"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  erase(kQ1);
+  expect_refused({"layers.1.self_attn.q_proj", "no tensors"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  tensor(a).name = "base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight";
+  tensor(b).name = "base_model.model.model.layers.9.self_attn.q_proj.lora_B.weight";
+  expect_refused({"layers.9.self_attn.q_proj.lora_A", "not part of the model"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  tensors_.push_back(testing::f32_tensor("surprise", {1}, {1}));
+  expect_refused({"'surprise'", "neither"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  tensors_.push_back(testing::f32_tensor(
+      "base_model.model.model.layers.1.self_attn.q_proj.lora_magnitude_vector", {1}, {1}));
+  expect_refused({"lora_magnitude_vector", "DoRA"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  tensor(a).shape = {8, 32};
+  expect_refused({a, "expected shape (4, 64)", "found (8, 32)"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  tensor(a).shape = {256};
+  expect_refused({a, "expected two dimensions", "(256)"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  config_["r"] = 8;
+  expect_refused({"(rank 8)", "found (4, "});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  tensor(b).data.replace(10, 2, std::string("\xc0\x7f", 2));  // NaN
+  expect_refused({b, "NaN"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  tensor(b).data.replace(10, 2, std::string("\x80\xff", 2));  // -infinity
+  expect_refused({b, "infinity"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  tensor(a).dtype = "U8";
+  tensor(a).shape = {8, 64};
+  expect_refused({a, "found uint8"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  config_["target_modules"] = {"q_proj", "k_proj", "v_proj"};
+  expect_refused({"o_proj", "does not target"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  config_["target_modules"] = {"q_proj", "k_proj", "v_proj", "o_proj", "lm_head"};
+  expect_refused({"'lm_head'", "no tensors"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
+  tensors_.clear();
+  expect_refused({"no tensors"});
+}
+
+TEST_F(HostileAdapterTest, BaseWeightsInTheFile) {
+  start("gptoss-bf16", "peft0.18-lm-head-with-base-weights");
+  expect_refused({"lm_head", "base weight"});
+  const Checkpoint base = Checkpoint::open_folder((golden() / "gptoss-bf16").string()).value();
+  EXPECT_TRUE(read_peft_adapter(folder_, spec_, &base.tensors()).ok());
+  for (auto& tensor : tensors_) {
+    if (tensor.name.find("lora") == std::string::npos) tensor.data[0] ^= 1;
+  }
+  ASSERT_FALSE(load().ok());
+  const auto changed = read_peft_adapter(folder_, spec_, &base.tensors());
+  ASSERT_FALSE(changed.ok());
+  EXPECT_NE(changed.error().message.find("differs"), std::string::npos);
+}
+
+TEST_F(HostileAdapterTest, FusedExperts) {
+  const std::string a = std::string(kExperts1) + ".lora_A.weight";
+  start("qwen3moe-nonorm", "peft0.21-fused-down");  // square: only the version tells the sides
+  ASSERT_TRUE(load().ok());
+  config_.erase("peft_version");
+  expect_refused({"square", "peft_version"});
+  config_["peft_version"] = "0.18.2.dev0";
+  expect_refused({"square", "peft_version"});
+  config_["peft_version"] = "0.18.1";
+  EXPECT_TRUE(load().ok());
+
+  start("qwen3moe-nonorm", "peft0.21-fused-both");  // gate_up is not square and tells the sides
+  config_.erase("peft_version");
+  EXPECT_TRUE(load().ok());
+
+  start("gptoss-bf16", "peft0.18-fused-both");
+  config_["target_parameters"] = {"mlp.experts.gate_up_proj"};
+  expect_refused({"down_proj", "target_parameters"});
+
+  start("gptoss-bf16", "peft0.18-fused-both");
+  erase("layers.1.mlp.experts.base_layer");
+  expect_refused({"layers.1.mlp.experts.", "no tensors"});
+
+  start("gptoss-bf16", "peft0.18-fused-both");
+  tensor(a).shape = {tensor(a).shape[0] * 4, tensor(a).shape[1] / 4};
+  expect_refused({a, "span 8 and 64", "expected 64 and 64, or 32 and 64"});
+
+  start("gptoss-bf16", "peft0.18-fused-both");
+  config_["r"] = 2;
+  expect_refused({"8 experts of rank 2", "found (32, "});
+}
+
+TEST_F(HostileAdapterTest, PerExpertAndFusedTogether) {
+  start("gptoss-mxfp4", "peft0.18-fused-gate-up");
+  const std::vector<testing::RawTensor> fused = tensors_;
+  const json parameters = config_["target_parameters"];
+  start("gptoss-mxfp4", "own-per-expert-up-only");
+  config_["rank_pattern"] = {{"gate_up_proj", 4}};
+  config_["target_parameters"] = parameters;
+  tensors_.insert(tensors_.end(), fused.begin(), fused.end());
+  expect_refused({"expert_gate_up", "changed twice"});
+}
+
+TEST_F(HostileAdapterTest, Warnings) {
+  config_["target_modules"] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"};
+  testing::write_file(folder_ + "/chat_template.jinja", "{{ messages }}");
+  const auto weights = load();
+  ASSERT_TRUE(weights.ok()) << weights.error().message;
+  ASSERT_EQ(weights->warnings.size(), 2u);
+  EXPECT_NE(weights->warnings[0].find("experts"), std::string::npos);
+  EXPECT_NE(weights->warnings[1].find("chat template"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace medley
