@@ -2,7 +2,11 @@
 # folder, because no option of the C++ build changes it; cargo locks it against concurrent builds.
 set(MEDLEY_RUST_TARGET_DIR "${PROJECT_SOURCE_DIR}/build/rust" CACHE PATH "Where cargo builds")
 
-find_program(MEDLEY_CARGO cargo HINTS "$ENV{CARGO_HOME}/bin" "$ENV{HOME}/.cargo/bin")
+set(cargo_hints "$ENV{HOME}/.cargo/bin")
+if(DEFINED ENV{CARGO_HOME})
+  list(PREPEND cargo_hints "$ENV{CARGO_HOME}/bin")
+endif()
+find_program(MEDLEY_CARGO cargo HINTS ${cargo_hints})
 if(NOT MEDLEY_CARGO)
   message(FATAL_ERROR "cargo not found: install Rust 1.85 or newer (Debian 12: cargo-web rustc-web)")
 endif()
