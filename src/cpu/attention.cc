@@ -28,16 +28,22 @@ class CpuAttention : public Attention {
   void run(const AttentionArgs& args, const Step& generic, Stream&) override {
     const CpuStep& step = cpu_step(generic);
     const AttentionSpec& spec = desc_.attention;
-    const int64_t mean_work =
-        step.num_rows() == 0 ? 0 : spec.num_heads / spec.num_kv_heads * spec.head_dim * 64;
-    parallel_rows(context_.pool, static_cast<int64_t>(step.num_rows()) * spec.num_kv_heads,
-                  mean_work, [&](int64_t item) {
-                    run_group(args, step, static_cast<int>(item / spec.num_kv_heads),
-                              static_cast<int>(item % spec.num_kv_heads));
-                  });
+    int64_t num_keys = 0;
+    for (const int32_t position : step.positions) num_keys += position + 1 - first_key(position);
+    const int64_t num_items = static_cast<int64_t>(step.num_rows()) * spec.num_kv_heads;
+    const int64_t work =
+        2 * num_keys * spec.num_heads * spec.head_dim / std::max<int64_t>(1, num_items);
+    parallel_rows(context_.pool, num_items, work, [&](int64_t item) {
+      run_group(args, step, static_cast<int>(item / spec.num_kv_heads),
+                static_cast<int>(item % spec.num_kv_heads));
+    });
   }
 
  private:
+  int first_key(int position) const {
+    return desc_.window > 0 ? std::max(0, position - desc_.window + 1) : 0;
+  }
+
   // The query heads of one row that read kv head `kv_head`.
   void run_group(const AttentionArgs& args, const CpuStep& step, int row, int kv_head) const {
     const int group = desc_.attention.num_heads / desc_.attention.num_kv_heads;
@@ -59,31 +65,33 @@ class CpuAttention : public Attention {
         static_cast<int64_t>(row) * (spec.num_heads + 2 * spec.num_kv_heads) * n;
 
     HeadState states[kHeadBlock];
-    float q_wide[kHeadBlock][kMaxHeadDim], wide[kMaxHeadDim];
+    float q_wide[kHeadBlock][kMaxHeadDim], wide[kKeyBlock][kMaxHeadDim];
     float scores[kHeadBlock][kKeyBlock];
     const float* q[kHeadBlock];
+    const float* rows[kKeyBlock];
     for (int h = 0; h < num_heads; ++h) {
       q[h] = load_row(args.qkv.data, desc_.dtype, q_first + (first_head + h) * n, n, q_wide[h]);
       std::fill_n(states[h].acc, n, 0.0f);
     }
 
     // Blocks end at multiples of kKeyBlock, so they are a function of the positions alone.
-    int begin = desc_.window > 0 ? std::max(0, position - desc_.window + 1) : 0;
+    int begin = first_key(position);
     while (begin <= position) {
-      const int end = std::min(position + 1, (begin / kKeyBlock + 1) * kKeyBlock);
-      for (int t = begin; t < end; ++t) {
-        const float* k = load_row(
-            kv.keys(), kv_dtype, kv.token_offset(desc_.layer, step, seq, t) + kv_head * n, n, wide);
-        for (int h = 0; h < num_heads; ++h) scores[h][t - begin] = dot(q[h], k, n) * spec.scale;
+      const int count = std::min(position + 1, (begin / kKeyBlock + 1) * kKeyBlock) - begin;
+      int64_t offsets[kKeyBlock];
+      for (int t = 0; t < count; ++t) {
+        offsets[t] = kv.token_offset(desc_.layer, step, seq, begin + t) + kv_head * n;
+        rows[t] = load_row(kv.keys(), kv_dtype, offsets[t], n, wide[t]);
       }
-      for (int h = 0; h < num_heads; ++h) rescale(states[h], scores[h], end - begin, n);
-      for (int t = begin; t < end; ++t) {
-        const float* v =
-            load_row(kv.values(), kv_dtype,
-                     kv.token_offset(desc_.layer, step, seq, t) + kv_head * n, n, wide);
-        for (int h = 0; h < num_heads; ++h) axpy(scores[h][t - begin], v, states[h].acc, n);
+      for (int h = 0; h < num_heads; ++h) {
+        for (int t = 0; t < count; ++t) scores[h][t] = dot(q[h], rows[t], n) * spec.scale;
+        rescale(states[h], scores[h], count, n);
       }
-      begin = end;
+      for (int t = 0; t < count; ++t) {
+        rows[t] = load_row(kv.values(), kv_dtype, offsets[t], n, wide[t]);
+      }
+      for (int h = 0; h < num_heads; ++h) mix(scores[h], rows, count, n, states[h].acc);
+      begin += count;
     }
 
     for (int h = 0; h < num_heads; ++h) {
@@ -102,9 +110,28 @@ class CpuAttention : public Attention {
   static void rescale(HeadState& state, float* scores, int count, int64_t n) {
     const float max = std::max(state.max, *std::max_element(scores, scores + count));
     raise_max(state, max, n);
-    for (int t = 0; t < count; ++t) {
-      scores[t] = std::exp(scores[t] - max);
-      state.sum += scores[t];
+    std::fill(scores + count, scores + kKeyBlock, max);
+    for (int t = 0; t < kKeyBlock; t += 8) {
+      const __m256 shifted = _mm256_sub_ps(_mm256_loadu_ps(scores + t), _mm256_set1_ps(max));
+      _mm256_storeu_ps(scores + t, exp8(shifted));
+    }
+    std::fill(scores + count, scores + kKeyBlock, 0.0f);
+    state.sum += sum_lanes(_mm256_add_ps(_mm256_loadu_ps(scores), _mm256_loadu_ps(scores + 8)));
+  }
+
+  // acc += sum over t of weights[t] * rows[t], in the order of t.
+  static void mix(const float* weights, const float* const* rows, int count, int64_t n,
+                  float* acc) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+      __m256 sum = _mm256_loadu_ps(acc + i);
+      for (int t = 0; t < count; ++t) {
+        sum = _mm256_fmadd_ps(_mm256_set1_ps(weights[t]), _mm256_loadu_ps(rows[t] + i), sum);
+      }
+      _mm256_storeu_ps(acc + i, sum);
+    }
+    for (; i < n; ++i) {
+      for (int t = 0; t < count; ++t) acc[i] = __builtin_fmaf(weights[t], rows[t][i], acc[i]);
     }
   }
 

@@ -9,7 +9,7 @@
 namespace medley::cpu {
 
 // Below this many multiply-adds (or elements of like cost) waking threads costs more than it saves.
-inline constexpr int64_t kMinParallelWork = 64 * 1024;
+inline constexpr int64_t kMinParallelWork = 512 * 1024;
 
 // body(i) for each i in [0, count); `total_work` decides whether the pool is woken.
 template <class Body>

@@ -36,6 +36,13 @@ inline void store_row(const float* in, void* base, DType dtype, int64_t offset, 
   }
 }
 
+inline float sum_lanes(__m256 v) {
+  __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  half = _mm_add_ss(half, _mm_movehdup_ps(half));
+  return _mm_cvtss_f32(half);
+}
+
 // Lanes 0..7 hold eight partial sums, added as a tree; the tail follows in order.
 inline float dot(const float* a, const float* b, int64_t n) {
   __m256 sum = _mm256_setzero_ps();
@@ -43,12 +50,30 @@ inline float dot(const float* a, const float* b, int64_t n) {
   for (; i + 8 <= n; i += 8) {
     sum = _mm256_fmadd_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i), sum);
   }
-  __m128 half = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
-  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-  half = _mm_add_ss(half, _mm_movehdup_ps(half));
-  float total = _mm_cvtss_f32(half);
+  float total = sum_lanes(sum);
   for (; i < n; ++i) total = __builtin_fmaf(a[i], b[i], total);
   return total;
+}
+
+// e^x within 2 units in the last place for x in [-87, 88]; beyond, its value at the nearer end. The
+// polynomial is that of Cephes' expf.
+inline __m256 exp8(__m256 x) {
+  const auto all = [](float value) { return _mm256_set1_ps(value); };
+  x = _mm256_max_ps(_mm256_min_ps(x, all(88.0f)), all(-87.0f));
+  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, all(1.44269504f)),
+                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  // ln 2 in two parts, the first exact in few bits.
+  __m256 r = _mm256_fnmadd_ps(n, all(0.693359375f), x);
+  r = _mm256_fnmadd_ps(n, all(-2.12194440e-4f), r);
+  __m256 p = all(1.9875691500e-4f);
+  for (const float c :
+       {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f}) {
+    p = _mm256_fmadd_ps(p, r, all(c));
+  }
+  p = _mm256_add_ps(_mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r), all(1.0f));
+  const __m256i exponent =
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(p, _mm256_castsi256_ps(exponent));
 }
 
 // y += a * x.
