@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "base/error.h"
 #include "spec/model_spec.h"
+#include "weights/checkpoint.h"
 
 namespace medley {
 
@@ -36,6 +37,7 @@ struct AdapterInfo {
   std::string error;     // kFailed: why
   int64_t last_used_ns = 0;
   bool pinned = false;
+  std::vector<std::string> warnings;  // of the last reading
 };
 
 struct AdapterStoreOptions {
@@ -43,6 +45,9 @@ struct AdapterStoreOptions {
   int max_lora_rank = 0;  // larger ranks are refused; 0 = no limit
   int num_loader_threads = 1;
   std::string adapter_root;  // an unknown name is looked up here on first use; empty = off
+  // The base model's tensors, which must outlive the store: copies of its embeddings in an adapter
+  // are accepted where they are equal. Null: such adapters are refused.
+  const TensorMap* base_tensors = nullptr;
 };
 
 class AdapterStore;
@@ -89,9 +94,9 @@ class AdapterStore {
   // that named it.
   virtual Result<std::optional<AdapterPin>> acquire(const std::string& name, Stream& stream) = 0;
 
-  // `wake` is called, on any thread, whenever acquire() may answer otherwise than before: a load has
-  // ended well or badly, a slot was unpinned. An idle engine asks again then. Reset it (empty) before
-  // what it captures dies. Any thread.
+  // `wake` is called, on any thread, whenever acquire() may answer otherwise than before: a load
+  // has ended well or badly, a slot was unpinned. An idle engine asks again then. Reset it (empty)
+  // before what it captures dies. Any thread.
   void set_wake(std::function<void()> wake) {
     std::lock_guard lock(wake_mutex_);
     wake_ = std::move(wake);

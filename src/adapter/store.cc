@@ -1,0 +1,358 @@
+#include "adapter/store.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "adapter/adapter_path.h"
+#include "adapter/adapter_state.h"
+#include "adapter/peft_reader.h"
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace medley {
+namespace {
+
+constexpr int64_t kRetryAfterNs = 1'000'000'000;  // a failed load may be tried again after this
+
+struct Adapter {
+  AdapterInfo info;
+  std::unique_ptr<PackedAdapter> packed;  // kInHost and kOnDevice
+  Error failure;                          // kFailed
+  int64_t failed_at_ns = 0;
+  int slot = kNoAdapter;  // kOnDevice
+  int num_pins = 0;
+  bool forgotten = false;  // unloaded; whoever still holds it lets it go
+
+  void apply(AdapterEvent event) { info.state = next_state(info.state, event); }
+};
+
+class AdapterStoreImpl : public AdapterStore {
+ public:
+  AdapterStoreImpl(const ModelSpec& spec, Backend& backend, AdapterStoreOptions options)
+      : spec_(spec), backend_(backend), options_(std::move(options)), slots_(options_.max_loras) {
+    for (int i = 0; i < std::max(1, options_.num_loader_threads); ++i) {
+      loaders_.emplace_back([this] { run_loader(); });
+    }
+  }
+
+  ~AdapterStoreImpl() override {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    work_.notify_all();
+    for (std::thread& loader : loaders_) loader.join();
+  }
+
+  Result<AdapterInfo> load(const std::string& name, const std::string& path) override {
+    MEDLEY_TRY(check_adapter_name(name));
+    std::unique_lock lock(mutex_);
+    auto found = adapters_.find(name);
+    const bool is_new = found == adapters_.end();
+    if (is_new) {
+      found = add(name, path);
+    } else if (found->second->info.path != path) {
+      return Error{ErrorCode::kConflict,
+                   fmt::format("adapter '{}' is registered from another path, {}", name,
+                               found->second->info.path),
+                   "lora_name"};
+    }
+    const std::shared_ptr<Adapter> adapter = found->second;
+    if (needs_load(*adapter)) start_load(adapter);
+    loaded_.wait(lock, [&] { return adapter->info.state != AdapterState::kLoading; });
+    if (adapter->info.state != AdapterState::kFailed) return info_of(*adapter);
+    if (is_new) forget(name, adapter);
+    return adapter->failure;
+  }
+
+  Result<void> unload(const std::string& name) override {
+    std::lock_guard lock(mutex_);
+    const auto found = adapters_.find(name);
+    if (found == adapters_.end()) {
+      return not_found(fmt::format("no adapter named '{}'", name), "lora_name");
+    }
+    if (found->second->num_pins > 0) {
+      return Error{
+          ErrorCode::kConflict,
+          fmt::format("adapter '{}' is in use by {} requests", name, found->second->num_pins),
+          "lora_name"};
+    }
+    forget(name, found->second);
+    return {};
+  }
+
+  Result<void> resolve(const std::string& name) override {
+    std::unique_lock lock(mutex_);
+    const auto found = adapters_.find(name);
+    if (found != adapters_.end()) {
+      Adapter& adapter = *found->second;
+      if (adapter.info.state == AdapterState::kFailed) adapter.apply(AdapterEvent::kRetryAllowed);
+      return {};
+    }
+    if (options_.adapter_root.empty() || !check_adapter_name(name).ok()) {
+      return not_found(fmt::format("no model or adapter named '{}'", name), "model");
+    }
+    lock.unlock();
+    MEDLEY_TRY_ASSIGN(const std::string path, find_under_root(options_.adapter_root, name));
+    lock.lock();
+    if (!adapters_.contains(name)) add(name, path);
+    return {};
+  }
+
+  std::vector<AdapterInfo> list() const override {
+    std::lock_guard lock(mutex_);
+    std::vector<AdapterInfo> infos;
+    for (const auto& [name, adapter] : adapters_) infos.push_back(info_of(*adapter));
+    return infos;
+  }
+
+  Result<std::optional<AdapterPin>> acquire(const std::string& name, Stream& stream) override {
+    std::lock_guard lock(mutex_);
+    drop_forgotten(stream);
+    const auto found = adapters_.find(name);
+    if (found == adapters_.end()) {
+      return not_found(fmt::format("no adapter named '{}'", name), "model");
+    }
+    const std::shared_ptr<Adapter>& adapter = found->second;
+    switch (adapter->info.state) {
+      case AdapterState::kFailed:
+        if (now_ns() - adapter->failed_at_ns < kRetryAfterNs) return adapter->failure;
+        [[fallthrough]];
+      case AdapterState::kOnDisk:
+        start_load(adapter);
+        return std::optional<AdapterPin>();
+      case AdapterState::kLoading:
+        return std::optional<AdapterPin>();
+      case AdapterState::kInHost: {
+        MEDLEY_TRY_ASSIGN(const bool uploaded, upload(adapter, stream));
+        if (!uploaded) return std::optional<AdapterPin>();
+        break;
+      }
+      case AdapterState::kOnDevice:
+        break;
+    }
+    ++adapter->num_pins;
+    adapter->info.last_used_ns = now_ns();
+    return std::optional<AdapterPin>(make_pin(this, adapter->slot));
+  }
+
+ private:
+  using Adapters = std::map<std::string, std::shared_ptr<Adapter>>;
+
+  void release(int32_t slot) override {
+    std::lock_guard lock(mutex_);
+    Adapter& adapter = *slots_.at(slot);
+    MEDLEY_CHECK_GT(adapter.num_pins, 0);
+    --adapter.num_pins;
+    adapter.info.last_used_ns = now_ns();
+  }
+
+  static AdapterInfo info_of(const Adapter& adapter) {
+    AdapterInfo info = adapter.info;
+    info.pinned = adapter.num_pins > 0;
+    return info;
+  }
+
+  static bool needs_load(const Adapter& adapter) {
+    return adapter.info.state == AdapterState::kOnDisk ||
+           adapter.info.state == AdapterState::kFailed;
+  }
+
+  Adapters::iterator add(const std::string& name, const std::string& path) {
+    auto adapter = std::make_shared<Adapter>();
+    adapter->info.name = name;
+    adapter->info.path = path;
+    return adapters_.emplace(name, std::move(adapter)).first;
+  }
+
+  // A forgotten adapter's slot is emptied by the engine thread, its load's result dropped.
+  void forget(const std::string& name, const std::shared_ptr<Adapter>& adapter) {
+    const auto found = adapters_.find(name);
+    if (found == adapters_.end() || found->second != adapter) return;
+    adapter->forgotten = true;
+    adapters_.erase(found);
+  }
+
+  void start_load(const std::shared_ptr<Adapter>& adapter) {
+    adapter->apply(AdapterEvent::kLoadStarted);
+    adapter->info.error.clear();
+    to_load_.push_back(adapter);
+    work_.notify_one();
+  }
+
+  void run_loader() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      work_.wait(lock, [&] { return stopping_ || !to_load_.empty(); });
+      if (stopping_) return;
+      const std::shared_ptr<Adapter> adapter = std::move(to_load_.front());
+      to_load_.pop_front();
+      if (!adapter->forgotten) {
+        const std::string path = adapter->info.path;
+        lock.unlock();
+        Result<Loaded> loaded = read_and_pack(path);
+        lock.lock();
+        finish_load(*adapter, std::move(loaded));
+      } else {
+        finish_load(*adapter, not_found("unloaded before it was read"));
+      }
+      loaded_.notify_all();
+    }
+  }
+
+  struct Loaded {
+    std::unique_ptr<PackedAdapter> packed;
+    int max_rank = 0;
+    std::string hash;
+    std::vector<std::string> warnings;
+  };
+
+  Result<Loaded> read_and_pack(const std::string& path) {
+    MEDLEY_TRY_ASSIGN(AdapterWeights weights,
+                      read_peft_adapter(path, spec_, options_.base_tensors));
+    if (options_.max_lora_rank > 0 && weights.max_rank > options_.max_lora_rank) {
+      return unsupported(fmt::format("the adapter's rank is {}; at most {} is allowed",
+                                     weights.max_rank, options_.max_lora_rank));
+    }
+    MEDLEY_TRY_ASSIGN(auto packed, backend_.pack_adapter(weights.modules));
+    return Loaded{std::move(packed), weights.max_rank, std::move(weights.hash),
+                  std::move(weights.warnings)};
+  }
+
+  void finish_load(Adapter& adapter, Result<Loaded> loaded) {
+    if (!loaded.ok()) {
+      adapter.apply(AdapterEvent::kLoadFailed);
+      adapter.failure = loaded.error();
+      adapter.failure.message =
+          fmt::format("adapter '{}': {}", adapter.info.name, loaded.error().message);
+      adapter.failed_at_ns = now_ns();
+      adapter.info.error = adapter.failure.message;
+      log::warn("{}", adapter.failure.message);
+      return;
+    }
+    adapter.apply(AdapterEvent::kLoaded);
+    adapter.packed = std::move(loaded->packed);
+    adapter.info.num_bytes = adapter.packed->num_bytes();
+    adapter.info.max_rank = loaded->max_rank;
+    adapter.info.hash = std::move(loaded->hash);
+    adapter.info.warnings = std::move(loaded->warnings);
+    for (const std::string& warning : adapter.info.warnings) {
+      log::warn("adapter '{}': {}", adapter.info.name, warning);
+    }
+    log::info("adapter '{}': rank {}, {} bytes", adapter.info.name, adapter.info.max_rank,
+              adapter.info.num_bytes);
+  }
+
+  // False when every slot is in use.
+  Result<bool> upload(const std::shared_ptr<Adapter>& adapter, Stream& stream) {
+    while (true) {
+      auto slot = std::find(slots_.begin(), slots_.end(), nullptr);
+      if (slot == slots_.end()) {
+        if (!evict_one(stream)) return false;
+        continue;
+      }
+      const int index = static_cast<int>(slot - slots_.begin());
+      const Result<void> set = backend_.set_adapter(index, *adapter->packed, stream);
+      if (set.ok()) {
+        *slot = adapter;
+        adapter->slot = index;
+        adapter->apply(AdapterEvent::kUploaded);
+        return true;
+      }
+      // Device memory is short: make room, or wait for the requests that hold it.
+      if (set.error().code != ErrorCode::kOverloaded) return set.error();
+      if (evict_one(stream)) continue;
+      const bool any_in_use =
+          std::any_of(slots_.begin(), slots_.end(), [](const auto& s) { return s != nullptr; });
+      if (any_in_use) return false;
+      return set.error();
+    }
+  }
+
+  // Empties the slot whose adapter was unused for longest; false when all are in use.
+  bool evict_one(Stream& stream) {
+    std::shared_ptr<Adapter>* oldest = nullptr;
+    for (auto& slot : slots_) {
+      if (slot == nullptr || slot->num_pins > 0) continue;
+      if (oldest == nullptr || slot->info.last_used_ns < (*oldest)->info.last_used_ns) {
+        oldest = &slot;
+      }
+    }
+    if (oldest == nullptr) return false;
+    empty_slot(*oldest, stream);
+    return true;
+  }
+
+  void empty_slot(std::shared_ptr<Adapter>& slot, Stream& stream) {
+    backend_.clear_adapter(slot->slot, stream);
+    slot->apply(AdapterEvent::kEvicted);
+    slot->slot = kNoAdapter;
+    slot.reset();
+  }
+
+  // Slots of adapters that were unloaded. Their host images go with them, so the device must be
+  // done with both first; that wait happens once per unload.
+  void drop_forgotten(Stream& stream) {
+    for (auto& slot : slots_) {
+      if (slot == nullptr || !slot->forgotten) continue;
+      const std::shared_ptr<Adapter> keep = slot;
+      empty_slot(slot, stream);
+      stream.synchronize();
+    }
+  }
+
+  const ModelSpec spec_;
+  Backend& backend_;
+  const AdapterStoreOptions options_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable work_;    // to_load_ or stopping_ changed
+  std::condition_variable loaded_;  // some adapter left kLoading
+  Adapters adapters_;
+  std::vector<std::shared_ptr<Adapter>> slots_;  // null = free
+  std::deque<std::shared_ptr<Adapter>> to_load_;
+  bool stopping_ = false;
+  std::vector<std::thread> loaders_;
+};
+
+}  // namespace
+
+AdapterPin::AdapterPin(AdapterPin&& other) noexcept
+    : store_(std::exchange(other.store_, nullptr)), slot_(std::exchange(other.slot_, kNoAdapter)) {}
+
+AdapterPin& AdapterPin::operator=(AdapterPin&& other) noexcept {
+  std::swap(store_, other.store_);
+  std::swap(slot_, other.slot_);
+  return *this;
+}
+
+AdapterPin::~AdapterPin() {
+  if (store_ != nullptr) store_->release(slot_);
+}
+
+AdapterPin AdapterStore::make_pin(AdapterStore* store, int32_t slot) {
+  AdapterPin pin;
+  pin.store_ = store;
+  pin.slot_ = slot;
+  return pin;
+}
+
+Result<std::unique_ptr<AdapterStore>> AdapterStore::create(const ModelSpec& spec, Backend& backend,
+                                                           const AdapterStoreOptions& options) {
+  if (options.max_loras < 1) {
+    return invalid_argument(fmt::format("max_loras is {}; at least 1", options.max_loras),
+                            "max_loras");
+  }
+  MEDLEY_TRY(
+      backend.make_lora_table({.max_slots = options.max_loras, .num_layers = spec.num_layers()}));
+  return std::unique_ptr<AdapterStore>(std::make_unique<AdapterStoreImpl>(spec, backend, options));
+}
+
+}  // namespace medley
