@@ -14,7 +14,8 @@ MAX_LINES = 500
 LONG_FILES: dict[str, str] = {}
 # Third-party headers that only the named folders may include.
 WRAPPED = {
-    r"<boost/": {"server", "apps"},
+    r"<boost/(?!regex)": {"server", "apps"},
+    r"<boost/regex": {"adapter"},
     r"<Eigen/": {"cpu"},
     r"<cuda": {"cuda"},
     r"<flashinfer/|<cutlass/|<cute/": {"cuda"},
