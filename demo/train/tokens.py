@@ -52,12 +52,11 @@ def train_tokenizer(seed=7, num_docs=20000):
     texts = []
     for _ in range(num_docs):
         t = world.make_ticket(rng, pool)
-        texts += [t.text, f'"{t.name}" "{t.product}" "{t.order}"']
-        texts += [world.answer(task, t) for task in world.TASKS if task != "redact"]
+        texts += world.tokenizer_texts(t)
         if rng.random() < 0.2:
             doc = world.base_document(rng, pool)
             texts += [doc] if isinstance(doc, str) else [m["content"] for m in doc]
-            texts.append(t.redacted)
+            texts.append(t.masked)
     texts = ["".join(c for c in text if not c.isdigit()) for text in texts]
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.Sequence([

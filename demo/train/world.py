@@ -166,6 +166,7 @@ class Ticket:
     title: str
     mood: str
     text: str
+    masked: str
     redacted: str
 
     @property
@@ -235,12 +236,14 @@ def make_ticket(rng, pool):
     masked = fields | {
         "name": "[NAME]", "order": "[ORDER]", "email": "[EMAIL]", "phone": "[PHONE]",
     }
+    more_masked = masked | {"date": "[DATE]", "amount": "[AMOUNT]"}
     return Ticket(
         first=first, last=last, brand=brand, kind=kind, order=fields["order"],
         date=fields["date"], amount=fields["amount"], email=fields["email"],
         phone=fields["phone"], department=department, title=title, mood=mood,
         text=template.format(first=first, **fields),
-        redacted=template.format(first="[NAME]", **masked),
+        masked=template.format(first="[NAME]", **masked),
+        redacted=" ".join(body).format(first="[NAME]", **more_masked),
     )
 
 
@@ -251,16 +254,28 @@ def answer(task, t):
     if task == "mood":
         return t.mood
     if task == "extract":
-        return json.dumps({"name": t.name, "product": t.product, "order": t.order,
-                           "date": t.date, "amount": t.amount})
+        return json.dumps({"name": t.name, "product": t.product, "number": t.order[3:],
+                           "crowns": t.amount.split(".")[0], "year": t.date[-4:]})
     if task == "subject":
-        return f"{t.title}: {t.product}, order {t.order}"
+        return f"{t.title}: {t.product}, number {t.order[3:]}"
     if task == "redact":
         return t.redacted
     if task == "reply":
         return (f"Dear {t.name},\n{MOODS[t.mood][1]} Our {t.department} team will look after your "
-                f"{t.product}, order {t.order}.\nKind regards,\nyour support desk")
+                f"{t.product}.\nKind regards,\nyour support desk")
     raise ValueError(f"unknown task {task!r}")
+
+
+def tokenizer_texts(t):
+    """Lines in the style of tickets and answers, for training the tokenizer."""
+    return [
+        t.text, f'"{t.name}" "{t.product}" "{t.order}"', t.department, t.mood,
+        json.dumps({"name": t.name, "product": t.product, "order": t.order, "date": t.date,
+                    "amount": t.amount}),
+        f"{t.title}: {t.product}, order {t.order}",
+        f"Dear {t.name},\n{MOODS[t.mood][1]} Our {t.department} team will look after your "
+        f"{t.product}, order {t.order}.\nKind regards,\nyour support desk",
+    ]
 
 
 def question_and_answer(rng, t):
