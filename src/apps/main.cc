@@ -1,0 +1,47 @@
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/check_adapter.h"
+#include "apps/serve.h"
+#include "base/log.h"
+
+namespace medley::apps {
+namespace {
+
+int report(const Result<void>& result) {
+  if (result.ok()) return 0;
+  fmt::print(stderr, "medley: {}\n", result.error().message);
+  return 1;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("One base language model and its LoRA adapters behind the OpenAI API.", "medley");
+  app.set_version_flag("--version", "medley " MEDLEY_VERSION);
+  app.require_subcommand(1);
+
+  ServeFlags serve_flags;
+  CLI::App* serve_command = app.add_subcommand("serve", "serve a model and its adapters over HTTP");
+  add_serve_flags(*serve_command, serve_flags);
+
+  CLI::App* adapters = app.add_subcommand("adapters", "work with adapters");
+  adapters->require_subcommand(1);
+  CheckAdapterFlags check_flags;
+  CLI::App* check_command =
+      adapters->add_subcommand("check", "say whether an adapter can be served, and if not why");
+  check_command->add_option("path", check_flags.path, "folder of a PEFT adapter")->required();
+  check_command->add_option("--model", check_flags.model, "folder of its base model")->required();
+
+  CLI11_PARSE(app, argc, argv);
+  init_logging();
+  if (*serve_command) {
+    block_stop_signals();
+    return report(serve(serve_flags));
+  }
+  return report(check_adapter(check_flags));
+}
+
+}  // namespace
+}  // namespace medley::apps
+
+int main(int argc, char** argv) { return medley::apps::run(argc, argv); }
