@@ -232,8 +232,9 @@ __device__ __forceinline__ void load_tile(const ExpertGemmParams& p, const Route
   }
   if (threadIdx.x < tile.count) {
     const int pair = tile.begin + threadIdx.x;
-    constexpr bool kByRow = kRole == GemmRole::kDense || kRole == GemmRole::kLogits;
-    out_rows[threadIdx.x] = kByRow ? p.routing.row_of_pair[pair] : pair;
+    out_rows[threadIdx.x] = kRole == GemmRole::kDense    ? p.routing.row_of_pair[pair]
+                            : kRole == GemmRole::kLogits ? p.routing.pair_of_choice[pair]
+                                                         : pair;
   }
 }
 

@@ -1,0 +1,205 @@
+#include "moe_tester.h"
+
+namespace medley::testing {
+namespace {
+
+// The shapes that a unit, a stage or a tile might get wrong; both weight formats.
+class Moe : public ::testing::TestWithParam<WeightFormat> {
+ protected:
+  MoeTester tester() const {
+    return std::move(
+        MoeTester().format(GetParam()).activation(Activation::kClampedSwiGlu).biases(true));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Formats, Moe,
+                         ::testing::Values(WeightFormat::kFloat, WeightFormat::kMxfp4),
+                         [](const auto& format) {
+                           return format.param == WeightFormat::kFloat ? "BF16" : "Mxfp4";
+                         });
+
+std::vector<int32_t> cycle(int count, std::vector<int32_t> slots) {
+  std::vector<int32_t> out(count);
+  for (int i = 0; i < count; ++i) out[i] = slots[i % slots.size()];
+  return out;
+}
+
+TEST_P(Moe, OneRow) { tester().uniform_rows(1).compare(); }
+TEST_P(Moe, EightRowsFillATileHalf) {
+  tester().experts(2, 1).rows({{0}, {0}, {0}, {0}, {0}, {0}, {0}, {0}}).compare();
+}
+TEST_P(Moe, NineRowsSpillIntoTheSecondHalf) {
+  tester().experts(2, 1).rows(std::vector<std::vector<int>>(9, {1})).compare();
+}
+TEST_P(Moe, SeventeenRowsOfOneExpertNeedTwoTiles) {
+  tester().experts(4, 1).rows(std::vector<std::vector<int>>(17, {2})).compare();
+}
+TEST_P(Moe, ThreeRowsOnOneExpertAndSixtyOnAnother) {
+  std::vector<std::vector<int>> wanted(60, {3});
+  wanted.insert(wanted.end(), 3, {0});
+  tester().experts(4, 1).rows(std::move(wanted)).compare();
+}
+TEST_P(Moe, EmptyExpertsBetween) {
+  tester().experts(16, 2).hidden(128).rows({{1, 9}, {9, 14}, {1, 14}}).compare();
+}
+TEST_P(Moe, ColumnsNoMultipleOfABlock) { tester().hidden(96).inner(160).uniform_rows(5).compare(); }
+TEST_P(Moe, GptOssShape) {
+  tester().hidden(2880).inner(2880).experts(8, 4).uniform_rows(12).compare();
+}
+TEST_P(Moe, ManyRowsUniform) {
+  tester().hidden(256).inner(192).experts(32, 4).uniform_rows(64).compare();
+}
+TEST_P(Moe, SwiGluWithoutBiases) {
+  tester().activation(Activation::kSwiGlu).biases(false).uniform_rows(7).compare();
+}
+TEST_P(Moe, SoftmaxOverAllExperts) {
+  tester().router(RouterKind::kSoftmaxThenTopK, false).experts(8, 3).uniform_rows(6).compare();
+}
+TEST_P(Moe, SoftmaxNormalised) {
+  tester().router(RouterKind::kSoftmaxThenTopK, true).experts(8, 3).uniform_rows(6).compare();
+}
+TEST_P(Moe, HundredTwentyEightExperts) {
+  tester().hidden(256).experts(128, 8).uniform_rows(16).compare();
+}
+
+TEST_P(Moe, OneAdapter) {
+  tester().uniform_rows(4).adapter(2, {}).adapter_of_row({2, 2, 2, 2}).compare();
+}
+TEST_P(Moe, BaseRowsBetweenAdapterRows) {
+  tester()
+      .uniform_rows(12)
+      .adapter(0, {})
+      .adapter(5, {.gate_up_rank = 16, .down_rank = 4})
+      .adapter_of_row(cycle(12, {0, -1, 5}))
+      .compare();
+}
+TEST_P(Moe, RanksOneToTwoHundredInOneStep) {
+  tester()
+      .hidden(256)
+      .inner(128)
+      .uniform_rows(20)
+      .adapter(0, {.gate_up_rank = 1, .down_rank = 200})
+      .adapter(1, {.gate_up_rank = 7, .down_rank = 64})
+      .adapter(2, {.gate_up_rank = 64, .down_rank = 7})
+      .adapter(3, {.gate_up_rank = 200, .down_rank = 1})
+      .adapter_of_row(cycle(20, {0, 1, 2, 3, -1}))
+      .compare();
+}
+TEST_P(Moe, RankFiveHundredTwelve) {
+  tester()
+      .hidden(512)
+      .inner(512)
+      .uniform_rows(3)
+      .adapter(1, {.gate_up_rank = 512, .down_rank = 512, .split_gate_up = true})
+      .adapter_of_row({1, 1, -1})
+      .compare();
+}
+TEST_P(Moe, GateAndUpWithAnAEach) {
+  tester()
+      .uniform_rows(10)
+      .adapter(0, {.gate_up_rank = 24, .split_gate_up = true})
+      .adapter(1, {.gate_up_rank = 24})
+      .adapter_of_row(cycle(10, {0, 1}))
+      .compare();
+}
+TEST_P(Moe, OneAForAllExperts) {
+  tester()
+      .uniform_rows(10)
+      .adapter(0, {.per_expert_a = false})
+      .adapter_of_row(cycle(10, {0, -1}))
+      .compare();
+}
+TEST_P(Moe, MissingProjections) {
+  tester()
+      .uniform_rows(12)
+      .adapter(0, {.down = false})
+      .adapter(1, {.gate_up = false})
+      .adapter_of_row(cycle(12, {0, 1, -1}))
+      .compare();
+}
+TEST_P(Moe, SixteenAdaptersInOneTile) {
+  MoeTester tester_16 =
+      std::move(tester().experts(2, 1).rows(std::vector<std::vector<int>>(16, {0})));
+  std::vector<int32_t> slots;
+  for (int slot = 0; slot < 16; ++slot) {
+    tester_16.adapter(slot, {});
+    slots.push_back(15 - slot);
+  }
+  tester_16.adapter_of_row(std::move(slots)).compare();
+}
+TEST_P(Moe, AdapterRunsAcrossTiles) {
+  tester()
+      .experts(2, 1)
+      .rows(std::vector<std::vector<int>>(40, {1}))
+      .adapter(0, {.gate_up_rank = 33})
+      .adapter(1, {.down_rank = 17})
+      .adapter_of_row(cycle(40, {0, 0, 0, 1, -1}))
+      .compare();
+}
+TEST_P(Moe, GptOssShapeWithAdapters) {
+  tester()
+      .hidden(2880)
+      .inner(2880)
+      .experts(4, 2)
+      .uniform_rows(10)
+      .adapter(0, {.gate_up_rank = 32, .down_rank = 32})
+      .adapter(1, {.gate_up_rank = 32, .down_rank = 32, .split_gate_up = true})
+      .adapter_of_row(cycle(10, {0, 1, -1}))
+      .compare();
+}
+
+// Dependent launch: whoever writes an op's input has triggered long before the input is there.
+TEST_P(Moe, SlowPredecessors) {
+  tester().hidden(256).inner(192).experts(8, 2).uniform_rows(9).slow_predecessors().compare();
+}
+TEST_P(Moe, SlowPredecessorsWithAdapters) {
+  tester()
+      .hidden(256)
+      .inner(192)
+      .experts(8, 2)
+      .uniform_rows(9)
+      .adapter(0, {})
+      .adapter_of_row(cycle(9, {0, -1}))
+      .slow_predecessors()
+      .compare();
+}
+
+// Rows of the base model must not notice the adapters beside them.
+TEST_P(Moe, BaseRowsAreBitwiseEqualWithAndWithoutAdapters) {
+  const auto make = [&] {
+    return std::move(tester().hidden(256).inner(192).experts(8, 2).uniform_rows(24));
+  };
+  MoeTester base = make();
+  MoeTester mixed = make();
+  mixed.adapter(0, {}).adapter(1, {.gate_up_rank = 40}).adapter_of_row(cycle(24, {-1, 0, 1}));
+  Side cuda = Side::cuda();
+  const MoeTester::Outputs alone = base.run(cuda);
+  const MoeTester::Outputs beside = mixed.run(cuda);
+  int differing = 0;
+  for (int row = 0; row < 24; ++row) {
+    for (int i = 0; i < 256; ++i) {
+      const bool same = alone.residual[row * 256 + i] == beside.residual[row * 256 + i];
+      if (row % 3 == 0) {
+        ASSERT_TRUE(same) << "row " << row << ", element " << i;
+      } else {
+        differing += !same;
+      }
+    }
+  }
+  EXPECT_GT(differing, 0) << "adapters changed nothing";
+}
+
+TEST_P(Moe, ReplaysAreBitwiseEqual) {
+  MoeTester layer = std::move(tester().hidden(256).inner(192).experts(8, 2).uniform_rows(24));
+  layer.adapter(0, {}).adapter(1, {.gate_up_rank = 40}).adapter_of_row(cycle(24, {-1, 0, 1}));
+  Side cuda = Side::cuda();
+  const MoeTester::Outputs first = layer.run(cuda);
+  for (int i = 0; i < 10; ++i) {
+    const MoeTester::Outputs again = layer.run(cuda);
+    ASSERT_EQ(first.h, again.h) << i;
+    ASSERT_EQ(first.y, again.y) << i;
+    ASSERT_EQ(first.residual, again.residual) << i;
+  }
+}
+
+}  // namespace
+}  // namespace medley::testing

@@ -1,0 +1,20 @@
+#include "slow_copy.h"
+
+#include "cuda/launch.h"
+#include "cuda/primitives.cuh"
+
+namespace medley::testing {
+
+__global__ void slow_copy_kernel(char* target, const char* source, size_t num_bytes) {
+  cuda::wait_for_predecessor();
+  cuda::launch_dependents();
+  for (int i = 0; i < 100; ++i) __nanosleep(1000);
+  for (size_t i = threadIdx.x; i < num_bytes; i += blockDim.x) target[i] = source[i];
+}
+
+void launch_slow_copy(void* target, const void* source, size_t num_bytes, cudaStream_t stream) {
+  cuda::launch(slow_copy_kernel, {.grid = dim3(1), .block = dim3(1024)}, stream,
+               static_cast<char*>(target), static_cast<const char*>(source), num_bytes);
+}
+
+}  // namespace medley::testing
