@@ -55,7 +55,12 @@ void EngineCore::add(Request request) {
   }
   ++num_open_;
   waiting_.push_back(&seq);
-  if (fault_) end(seq, FinishReason::kError, fault_);
+  if (fault_) {
+    end(seq, FinishReason::kError, fault_);
+  } else if (seq.adapter != kBaseModel) {
+    if (try_acquire(seq) == Admission::kEnter) drop_pin(seq);  // a load starts while it waits
+    fail_refused();
+  }
 }
 
 void EngineCore::abort(RequestId id) {
@@ -98,7 +103,7 @@ SeqState EngineCore::state_of(const Sequence& seq) const {
   return state;
 }
 
-StepPlan EngineCore::plan(bool& refused) {
+StepPlan EngineCore::plan() {
   std::vector<SeqState> running, waiting;
   running.reserve(running_.size());
   waiting.reserve(waiting_.size());
@@ -108,16 +113,14 @@ StepPlan EngineCore::plan(bool& refused) {
   for (const auto& [name, group] : groups_) {
     if (group.num_pins > 0) resident.push_back({group.id, group.since});
   }
-  StepPlan plan = plan_step(limits_,
-                            {.running = running,
-                             .waiting = waiting,
-                             .resident = resident,
-                             .num_free_pages = pool_.num_free(),
-                             .num_admissions = num_admissions_,
-                             .steps_in_flight = !in_flight_.empty()},
-                            [&](int idx) { return try_acquire(*waiting_[idx]); });
-  refused = !refused_.empty();
-  return plan;
+  return plan_step(limits_,
+                   {.running = running,
+                    .waiting = waiting,
+                    .resident = resident,
+                    .num_free_pages = pool_.num_free(),
+                    .num_admissions = num_admissions_,
+                    .steps_in_flight = !in_flight_.empty()},
+                   [&](int idx) { return try_acquire(*waiting_[idx]); });
 }
 
 Admission EngineCore::try_acquire(Sequence& seq) {
@@ -140,6 +143,13 @@ Admission EngineCore::try_acquire(Sequence& seq) {
   return Admission::kEnter;
 }
 
+// Unless it held the adapter before: a preempted sequence goes on with the same weights.
+void EngineCore::drop_pin(Sequence& seq) {
+  if (seq.preempted || seq.adapter == kBaseModel) return;
+  seq.pin.reset();
+  --groups_.at(seq.request.adapter).num_pins;
+}
+
 // An adapter that can't be had ends every request that waits for it.
 void EngineCore::fail_refused() {
   const std::vector<Sequence*> waiting = waiting_;
@@ -151,8 +161,9 @@ void EngineCore::fail_refused() {
 }
 
 bool EngineCore::launch_next() {
-  bool refused = false;
-  const StepPlan step_plan = plan(refused);
+  const StepPlan step_plan = plan();
+  const bool any_refused = !refused_.empty();
+  if (step_plan.lacks_pages) drop_pin(*waiting_[*step_plan.lacks_pages]);
   preempt(static_cast<int>(step_plan.preempted.size()));
 
   LaunchedStep step;
@@ -167,8 +178,8 @@ bool EngineCore::launch_next() {
     enter(*entering[i]);
     add_to_batch(*entering[i], step_plan.admitted[i].num_tokens, step);
   }
-  if (refused) fail_refused();
-  if (step.rows.empty()) return refused;
+  fail_refused();
+  if (step.rows.empty()) return any_refused;
 
   Result<StepTicket> ticket = executor_.launch(batch_.inputs(), slot_updates_);
   if (!ticket.ok()) {

@@ -73,8 +73,9 @@ class EngineCore {
   };
 
   bool launch_next();
-  StepPlan plan(bool& refused);
+  StepPlan plan();
   Admission try_acquire(Sequence& seq);
+  void drop_pin(Sequence& seq);
   void fail_refused();
   void preempt(int num_victims);
   void enter(Sequence& seq);

@@ -194,6 +194,31 @@ TEST(EngineCore, ARequestWhoseAdapterLoadsHoldsNobodyBack) {
   h.expect_all_released();
 }
 
+TEST(EngineCore, AnAdapterLoadsWhileItsRequestWaitsForASeat) {
+  EngineOptions options = engine_options();
+  options.max_num_seqs = 1;
+  Harness h(options);
+  h.store.add("slow", /*num_load_ticks=*/1);
+  h.core.add(request(1, 4, 20));
+  for (int i = 0; i < 3; ++i) h.step();
+  h.core.add(request(2, 4, 3, "slow"));
+  h.store.tick();
+  h.run();
+  h.expect_answer(request(2, 4, 3, "slow"));
+}
+
+TEST(EngineCore, ARequestThatLacksPagesHoldsNoAdapter) {
+  Harness h(engine_options(), executor_desc(/*num_pages=*/16));
+  h.core.add(request(1, 40, 10));
+  h.core.add(request(2, 40, 3, "a"));
+  for (int i = 0; i < 4; ++i) h.step();
+  EXPECT_EQ(h.store.num_pins(), 0);
+  EXPECT_EQ(h.core.stats().waiting_adapters, std::vector<std::string>{"a"});
+  h.run();
+  h.expect_answer(request(2, 40, 3, "a"));
+  h.expect_all_released();
+}
+
 TEST(EngineCore, AnAdapterThatFailsEndsItsOwnRequestsOnly) {
   Harness h;
   h.store.add("broken", 0, /*fails=*/true);

@@ -70,7 +70,6 @@ class Planner {
       if (!idx) return;
       const SeqState& seq = state_.waiting[*idx];
       const int needed = num_pages_for(seq.num_tokens, limits_.page_size);
-      if (needed + num_alive_ > num_free_pages_) return;
       passed_over[*idx] = true;
       switch (gate(*idx)) {
         case Admission::kRefused:
@@ -79,6 +78,10 @@ class Planner {
           absent_adapters_.insert(seq.adapter);
           break;
         case Admission::kEnter:
+          if (needed + num_alive_ > num_free_pages_) {
+            plan_.lacks_pages = idx;
+            return;
+          }
           admit(*idx, needed);
           break;
       }

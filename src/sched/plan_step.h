@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -51,7 +52,7 @@ enum class Admission : uint8_t {
   kRefused  // it has ended with an error
 };
 
-// Asked when a waiting sequence could enter the step; on kEnter it does.
+// Asked for a waiting sequence that is next to enter. On kEnter it does, unless it lacks pages.
 using AdmissionGate = std::function<Admission(int waiting_idx)>;
 
 struct Chunk {
@@ -63,7 +64,8 @@ struct StepPlan {
   std::vector<Chunk> running;   // decodes first
   std::vector<Chunk> admitted;  // from waiting, in order of admission; all tokens get their pages
   std::vector<int> preempted;   // into running: their pages go back, they wait and start anew
-  bool must_drain = false;      // pages are short: retire every launched step, then plan again
+  std::optional<int> lacks_pages;  // into waiting: let in by the gate, but not admitted
+  bool must_drain = false;         // pages are short: retire every launched step, then plan again
 };
 
 // Plans one step: every decode, then prefill chunks in order of admission, then admissions while

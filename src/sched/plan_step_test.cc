@@ -86,6 +86,7 @@ TEST(PlanStep, AdmissionTakesAllItsPagesAndLeavesOnePerRunningSequence) {
 TEST(PlanStep, WhoLacksPagesIsNotOvertaken) {
   const auto p = plan({decoding(5, 2)}, {waiting(30, 0), waiting(1, 1)}, 4);
   EXPECT_EQ(picture(p), "0:1 | |");
+  EXPECT_EQ(p.lacks_pages, 0);
 }
 
 TEST(PlanStep, FirstComeFirstServedWithinAnAdapter) {
@@ -122,6 +123,14 @@ TEST(PlanStep, WhoLacksItsAdapterIsOvertakenAndAskedOnce) {
                       false, kLimits, gate);
   EXPECT_EQ(picture(p), "| +2:1 +3:1 |");
   EXPECT_EQ(num_asked, 1);
+}
+
+TEST(PlanStep, WhoLacksItsAdapterIsOvertakenThoughItLacksPagesToo) {
+  const auto gate = [](int idx) { return idx == 0 ? Admission::kNotYet : Admission::kEnter; };
+  const auto p =
+      plan({decoding(5, 2)}, {waiting(30, 0, 1), waiting(1, 1)}, 4, false, kLimits, gate);
+  EXPECT_EQ(picture(p), "0:1 | +1:1 |");
+  EXPECT_FALSE(p.lacks_pages.has_value());
 }
 
 TEST(PlanStep, ARefusedRequestDoesNotEnter) {
