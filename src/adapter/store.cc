@@ -204,6 +204,7 @@ class AdapterStoreImpl : public AdapterStore {
         finish_load(*adapter, not_found("unloaded before it was read"));
       }
       loaded_.notify_all();
+      wake();
     }
   }
 
