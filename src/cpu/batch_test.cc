@@ -1,293 +1,76 @@
 #include <cstring>
 #include <map>
 
-#include "cpu/testing.h"
+#include "cpu/small_model.h"
 
-// A row's bits must not depend on its batch mates: a small model's every op, run for sequences one
-// by one and in batches.
+// A row's bits must not depend on its batch mates: every op, run for sequences one by one and in
+// batches.
 namespace medley::cpu {
 namespace {
 
-constexpr int kHidden = 40, kHeads = 4, kKvHeads = 2, kHeadDim = 12, kInner = 28, kVocab = 101;
-constexpr int kQkv = (kHeads + 2 * kKvHeads) * kHeadDim, kAttention = kHeads * kHeadDim;
-constexpr int kMaxRows = 512, kMaxSequences = 70, kPrompt = 5;
+constexpr int kPrompt = 5;
 
 // What each op left for a sequence, in the order of its rows.
 using Bits = std::vector<float>;
 using Record = std::map<std::string, Bits>;
 
-MoeSpec moe() {
-  return {.num_experts = 6,
-          .experts_per_token = 2,
-          .intermediate_size = kInner,
-          .router = RouterKind::kTopKThenSoftmax,
-          .router_bias = true,
-          .expert_bias = true,
-          .activation = {.kind = Activation::kClampedSwiGlu}};
+// Splits the rows that stand for `sequences` among the records.
+void record(const std::string& name, const TensorView& view,
+            const std::vector<TestSequence>& sequences, bool one_row_each,
+            std::vector<Record>& records) {
+  const Floats all = to_float(view);
+  const int64_t cols = view.shape[1];
+  int64_t row = 0;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const int64_t count = one_row_each ? 1 : sequences[i].num_rows;
+    records[i][name] = Bits(all.begin() + row * cols, all.begin() + (row + count) * cols);
+    row += count;
+  }
 }
 
-AttentionSpec attention() {
-  return {.num_heads = kHeads,
-          .num_kv_heads = kKvHeads,
-          .head_dim = kHeadDim,
-          .scale = 0.3f,
-          .qkv_bias = true,
-          .qk_norm = true,
-          .sinks = true};
+void record_step(SmallModel& model, const std::vector<TestSequence>& sequences,
+                 const std::string& phase, std::vector<Record>& records) {
+  model.test().set_step(TestInputs(sequences));
+  model.forward([&](const std::string& op, const TensorView& out) {
+    record(phase + "/" + op, out, sequences, /*one_row_each=*/op == "logits", records);
+  });
+  const SampleOutput& out = model.out();
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const float* top = out.top_logprobs.data() + i * kMaxTopLogprobs;
+    Bits& bits = records[i][phase + "/sample"];
+    bits = {static_cast<float>(out.token_ids[i]), out.logprobs[i]};
+    bits.insert(bits.end(), top, top + 4);
+  }
 }
 
-std::vector<TestModule> adapter(uint32_t seed, int rank) {
-  return {{{LoraModule::kEmbed, 0}, {TestPair(0, kHidden, rank, kVocab, seed)}},
-          {{LoraModule::kQkv, 0}, {TestPair(0, kQkv, rank, kHidden, seed + 1)}},
-          {{LoraModule::kO, 0}, {TestPair(0, kHidden, rank, kAttention, seed + 2)}},
-          {{LoraModule::kRouter, 0}, {TestPair(0, 6, rank, kHidden, seed + 3)}},
-          {{LoraModule::kExpertGateUp, 0},
-           {TestPair(0, kInner, rank, kHidden, seed + 4, 6, 6),
-            TestPair(kInner, 2 * kInner, rank, kHidden, seed + 5, 6, 6)}},
-          {{LoraModule::kExpertDown, 0}, {TestPair(0, kHidden, rank, kInner, seed + 6, 1, 6)}},
-          {{LoraModule::kMlpGateUp, 0}, {TestPair(0, 2 * kInner, rank, kHidden, seed + 7)}},
-          {{LoraModule::kMlpDown, 0}, {TestPair(0, kHidden, rank, kInner, seed + 8)}},
-          {{LoraModule::kLmHead, 0}, {TestPair(0, kVocab, rank, kHidden, seed + 9)}}};
+// A prompt of kPrompt tokens each, then a decode of one token each, taken from the sampler.
+// Sequence i of `ids` (its name decides tokens, adapter, seed) stands at place i of the batch.
+std::vector<Record> run(SmallModel& model, const std::vector<int>& ids) {
+  std::vector<Record> records(ids.size());
+  std::vector<TestSequence> sequences;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    TestSequence seq{.num_rows = kPrompt,
+                     .adapter = ids[i] % 4 - 1,
+                     .first_page = static_cast<int>(ids.size() - 1 - i),
+                     .sampler_slot = static_cast<int>(i)};
+    for (int t = 0; t < kPrompt; ++t) seq.tokens.push_back((ids[i] * 37 + t * 11) % kVocab);
+    model.sampler().set_slot(seq.sampler_slot,
+                             {.temperature = 0.9f,
+                              .top_p = 0.95f,
+                              .seed = static_cast<uint64_t>(ids[i]),
+                              .num_top_logprobs = 4},
+                             *model.test().stream);
+    sequences.push_back(seq);
+  }
+  record_step(model, sequences, "prompt", records);
+  for (TestSequence& seq : sequences) {
+    seq.num_rows = 1;
+    seq.first_position = kPrompt;
+    seq.tokens = {kTokenFromSampler};
+  }
+  record_step(model, sequences, "decode", records);
+  return records;
 }
-
-class SmallModel {
- public:
-  SmallModel(DType dtype, int num_threads) : test_(num_threads), dtype_(dtype) {
-    for (int slot = 0; slot < 3; ++slot) {
-      test_.set_adapter(slot, adapter(1000 * (slot + 1), 3 + 8 * slot));
-    }
-    kv_ = test_.backend
-              ->make_kv_cache({.num_layers = 1,
-                               .num_pages = kMaxSequences,
-                               .num_kv_heads = kKvHeads,
-                               .head_dim = kHeadDim,
-                               .dtype = dtype})
-              .value();
-    routing_ = test_.backend->make_routing({.max_rows = kMaxRows, .moe = moe()}).value();
-    pack_weights();
-    plan();
-  }
-
-  // A prompt of kPrompt tokens each, then a decode of one token each, taken from the sampler.
-  // Sequence i of `ids` (its name decides tokens, adapter, seed) stands at place i of the batch.
-  std::vector<Record> run(std::vector<int> ids) {
-    std::vector<Record> records(ids.size());
-    std::vector<TestSequence> sequences;
-    for (size_t i = 0; i < ids.size(); ++i) {
-      TestSequence seq{.num_rows = kPrompt,
-                       .adapter = ids[i] % 4 - 1,
-                       .first_page = static_cast<int>(ids.size() - 1 - i),
-                       .sampler_slot = static_cast<int>(i)};
-      for (int t = 0; t < kPrompt; ++t) seq.tokens.push_back((ids[i] * 37 + t * 11) % kVocab);
-      sampler_->set_slot(seq.sampler_slot,
-                         {.temperature = 0.9f,
-                          .top_p = 0.95f,
-                          .seed = static_cast<uint64_t>(ids[i]),
-                          .num_top_logprobs = 4},
-                         *test_.stream);
-      sequences.push_back(seq);
-    }
-    forward(sequences, "prompt", records);
-    for (TestSequence& seq : sequences) {
-      seq.num_rows = 1;
-      seq.first_position = kPrompt;
-      seq.tokens = {kTokenFromSampler};
-    }
-    forward(sequences, "decode", records);
-    return records;
-  }
-
- private:
-  std::unique_ptr<PackedWeight> linear(int rows, int cols, uint32_t seed, bool bias) {
-    const Floats w = random_floats(rows * cols, seed, 0.4f), b = random_floats(rows, seed + 50);
-    LinearWeights weights{{matrix(w, rows, cols)}, {}};
-    if (bias) weights.biases.push_back(vector_view(b));
-    return test_.backend->pack_linear(weights).value();
-  }
-
-  void pack_weights() {
-    const Floats table = random_floats(kVocab * kHidden, 1);
-    embed_w_ = test_.backend->pack_embedding(matrix(table, kVocab, kHidden)).value();
-    norm_w_ = test_.vector(random_floats(kHidden, 2));
-    head_norm_w_ = test_.vector(random_floats(kHeadDim, 3));
-    sinks_w_ = test_.vector(random_floats(kHeads, 4));
-    qkv_w_ = linear(kQkv, kHidden, 5, true);
-    o_w_ = linear(kHidden, kAttention, 6, false);
-    router_w_ = linear(6, kHidden, 7, true);
-    mlp_up_w_ = linear(2 * kInner, kHidden, 8, false);
-    mlp_down_w_ = linear(kHidden, kInner, 9, false);
-    head_w_ = linear(kVocab, kHidden, 10, false);
-    std::vector<Floats> keep;
-    for (int e = 0; e < 6; ++e) {
-      keep.push_back(random_floats(kInner * kHidden, 20 + e, 0.4f));
-      keep.push_back(random_floats(kInner * kHidden, 30 + e, 0.4f));
-      keep.push_back(random_floats(kHidden * kInner, 40 + e, 0.4f));
-    }
-    const Floats bias = random_floats(kHidden, 60);
-    ExpertGateUpWeights gate_up;
-    ExpertDownWeights down;
-    for (int e = 0; e < 6; ++e) {
-      gate_up.gate.push_back(matrix(keep[3 * e], kInner, kHidden));
-      gate_up.up.push_back(matrix(keep[3 * e + 1], kInner, kHidden));
-      down.down.push_back(matrix(keep[3 * e + 2], kHidden, kInner));
-      for (auto* list : {&gate_up.gate_bias, &gate_up.up_bias}) {
-        list->push_back({.dtype = DType::kF32, .data = bias.data(), .size = kInner});
-      }
-      down.bias.push_back(vector_view(bias));
-    }
-    gate_up_w_ = test_.backend->pack_experts(gate_up).value();
-    down_w_ = test_.backend->pack_experts(down).value();
-  }
-
-  void plan() {
-    embed_ = test_.plan(
-        EmbedDesc{.vocab_size = kVocab, .hidden_size = kHidden, .dtype = dtype_, .lora = true});
-    AddNormDesc add{.hidden_size = kHidden, .dtype = dtype_};
-    first_norm_ = test_.plan(add);
-    add.delta = AddNormDesc::Delta::kDense;
-    add_norm_ = test_.plan(add);
-    route_ = test_.plan(
-        AddNormRouteDesc{.add_norm = add, .moe = moe(), .lora = LoraSite{LoraModule::kRouter, 0}});
-    add.delta = AddNormDesc::Delta::kRouted;
-    add.experts_per_token = 2;
-    combine_ = test_.plan(add);
-    qkv_ =
-        test_.plan(LinearDesc{.in_size = kHidden,
-                              .out_sizes = {kAttention, kKvHeads * kHeadDim, kKvHeads * kHeadDim},
-                              .bias = true,
-                              .dtype = dtype_,
-                              .lora = LoraSite{LoraModule::kQkv, 0}});
-    o_ = test_.plan(LinearDesc{.in_size = kAttention,
-                               .out_sizes = {kHidden},
-                               .dtype = dtype_,
-                               .lora = LoraSite{LoraModule::kO, 0}});
-    rope_ = test_.plan(QkNormRopeAppendDesc{.attention = attention(),
-                                            .rope = {.rotary_dim = kHeadDim},
-                                            .max_position = 64,
-                                            .dtype = dtype_});
-    attention_ = test_.plan(AttentionDesc{.attention = attention(), .window = 4, .dtype = dtype_});
-    gate_up_ = test_.plan(MoeGateUpDesc{.hidden_size = kHidden,
-                                        .moe = moe(),
-                                        .dtype = dtype_,
-                                        .lora = {LoraModule::kExpertGateUp, 0}});
-    down_ = test_.plan(MoeDownDesc{.hidden_size = kHidden,
-                                   .moe = moe(),
-                                   .dtype = dtype_,
-                                   .lora = {LoraModule::kExpertDown, 0}});
-    mlp_ = test_.plan(DenseMlpDesc{.hidden_size = kHidden,
-                                   .mlp = {.intermediate_size = kInner, .activation = {}},
-                                   .dtype = dtype_,
-                                   .max_rows = kMaxRows,
-                                   .gate_up_lora = {LoraModule::kMlpGateUp, 0},
-                                   .down_lora = {LoraModule::kMlpDown, 0}});
-    head_ = test_.plan(
-        LmHeadDesc{.hidden_size = kHidden, .vocab_size = kVocab, .dtype = dtype_, .lora = true});
-    sampler_ = test_.plan(SamplerDesc{.max_seqs = kMaxSequences, .vocab_size = kVocab});
-  }
-
-  // Splits rows [0, rows of all sequences) of `view` among the records.
-  void record(const std::string& name, const TensorView& view,
-              const std::vector<TestSequence>& sequences, bool one_row_each,
-              std::vector<Record>& records) const {
-    const Floats all = to_float(view);
-    const int64_t cols = view.shape[1];
-    int64_t row = 0;
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      const int64_t count = one_row_each ? 1 : sequences[i].num_rows;
-      records[i][name] = Bits(all.begin() + row * cols, all.begin() + (row + count) * cols);
-      row += count;
-    }
-  }
-
-  void forward(const std::vector<TestSequence>& sequences, const std::string& phase,
-               std::vector<Record>& records) {
-    test_.set_step(TestInputs(sequences));
-    const Step& step = *test_.step;
-    Stream& stream = *test_.stream;
-    HostTensor residual = tensor(dtype_, {kMaxRows, kHidden});
-    HostTensor x = tensor(dtype_, {kMaxRows, kHidden}), delta = tensor(dtype_, {kMaxRows, kHidden});
-    HostTensor qkv = tensor(dtype_, {kMaxRows, kQkv}), att = tensor(dtype_, {kMaxRows, kAttention});
-    HostTensor inner = tensor(dtype_, {2 * kMaxRows, kInner});
-    HostTensor routed = tensor(dtype_, {2 * kMaxRows, kHidden});
-    HostTensor logits = tensor(DType::kF32, {kMaxSequences, kVocab});
-    const auto note = [&](const char* op, HostTensor& out) {
-      record(phase + "/" + op, out.view(), sequences, &out == &logits, records);
-    };
-    const auto add = [&](const TensorView& from) {
-      return AddNormArgs{.residual = residual.view(),
-                         .delta = from,
-                         .routing = routing_.get(),
-                         .norm = norm_w_.get(),
-                         .out = x.view()};
-    };
-    embed_->run({.table = embed_w_.get(), .residual = residual.view()}, step, stream);
-    note("embed", residual);
-    first_norm_->run(add(delta.view()), step, stream);
-    note("first norm", x);
-    qkv_->run({.x = x.view(), .weight = qkv_w_.get(), .out = qkv.view()}, step, stream);
-    note("qkv", qkv);
-    rope_->run({.qkv = qkv.view(),
-                .q_norm = head_norm_w_.get(),
-                .k_norm = head_norm_w_.get(),
-                .kv = kv_.get()},
-               step, stream);
-    note("rope", qkv);
-    attention_->run(
-        {.qkv = qkv.view(), .kv = kv_.get(), .sinks = sinks_w_.get(), .out = att.view()}, step,
-        stream);
-    note("attention", att);
-    o_->run({.x = att.view(), .weight = o_w_.get(), .out = delta.view()}, step, stream);
-    note("o", delta);
-    route_->run(
-        {.add_norm = add(delta.view()), .router = router_w_.get(), .routing = routing_.get()}, step,
-        stream);
-    note("route", x);
-    gate_up_->run(
-        {.x = x.view(), .routing = routing_.get(), .weight = gate_up_w_.get(), .out = inner.view()},
-        step, stream);
-    down_->run({.x = inner.view(),
-                .routing = routing_.get(),
-                .weight = down_w_.get(),
-                .out = routed.view()},
-               step, stream);
-    combine_->run(add(routed.view()), step, stream);
-    note("combine", residual);
-    mlp_->run(
-        {.x = x.view(), .gate_up = mlp_up_w_.get(), .down = mlp_down_w_.get(), .out = delta.view()},
-        step, stream);
-    note("mlp", delta);
-    add_norm_->run(add(delta.view()), step, stream);
-    note("norm", x);
-    head_->run({.x = x.view(), .weight = head_w_.get(), .logits = logits.view()}, step, stream);
-    note("logits", logits);
-    SampleOutput out(kMaxSequences);
-    sampler_->run(logits.view(), step, stream, out);
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      const float* top = out.top_logprobs.data() + i * kMaxTopLogprobs;
-      Bits& bits = records[i][phase + "/sample"];
-      bits = {static_cast<float>(out.token_ids[i]), out.logprobs[i]};
-      bits.insert(bits.end(), top, top + 4);
-    }
-  }
-
-  TestBackend test_;
-  DType dtype_;
-  std::unique_ptr<KvCache> kv_;
-  std::unique_ptr<Routing> routing_;
-  std::unique_ptr<PackedWeight> embed_w_, norm_w_, head_norm_w_, sinks_w_, qkv_w_, o_w_, router_w_,
-      gate_up_w_, down_w_, mlp_up_w_, mlp_down_w_, head_w_;
-  std::unique_ptr<Embed> embed_;
-  std::unique_ptr<AddNorm> first_norm_, add_norm_, combine_;
-  std::unique_ptr<Linear> qkv_, o_;
-  std::unique_ptr<QkNormRopeAppend> rope_;
-  std::unique_ptr<Attention> attention_;
-  std::unique_ptr<AddNormRoute> route_;
-  std::unique_ptr<MoeGateUp> gate_up_;
-  std::unique_ptr<MoeDown> down_;
-  std::unique_ptr<DenseMlp> mlp_;
-  std::unique_ptr<LmHead> head_;
-  std::unique_ptr<Sampler> sampler_;
-};
 
 class BatchTest : public testing::TestWithParam<DType> {};
 
@@ -303,11 +86,11 @@ void expect_same_bits(const Record& got, const Record& want, const std::string& 
 TEST_P(BatchTest, RowsKeepTheirBitsInAnyBatchAtAnyPlace) {
   SmallModel alone(GetParam(), 1), batched(GetParam(), 3);
   std::vector<Record> want;
-  for (int id = 0; id < kMaxSequences; ++id) want.push_back(alone.run({id})[0]);
+  for (int id = 0; id < kMaxSequences; ++id) want.push_back(run(alone, {id})[0]);
   for (int size = 2; size <= kMaxSequences; ++size) {
     std::vector<int> ids;
     for (int i = 0; i < size; ++i) ids.push_back((i + 3 * size) % kMaxSequences);
-    const std::vector<Record> got = batched.run(ids);
+    const std::vector<Record> got = run(batched, ids);
     for (int i = 0; i < size; ++i) {
       expect_same_bits(got[i], want[ids[i]], fmt::format("place {} of {}", i, size));
       if (HasFatalFailure()) return;

@@ -34,7 +34,11 @@ class CpuLinear : public Linear {
     gemm({&problem, 1}, context_.pool);
     if (desc_.lora) {
       apply_dense_lora(context_, *desc_.lora, step.row_groups,
-                       {.x = x, .out = acc, .round_s = desc_.dtype == DType::kBF16});
+                       {.x = x,
+                        .out = acc,
+                        .in_size = desc_.in_size,
+                        .out_size = out_size_,
+                        .round_s = desc_.dtype == DType::kBF16});
     }
     finish_rows(context_, acc, weight.bias_or_null(), args.out, rows, out_size_);
   }
@@ -64,7 +68,11 @@ class CpuLmHead : public LmHead {
     gemm({&problem, 1}, context_.pool);
     if (desc_.lora) {
       apply_dense_lora(context_, {LoraModule::kLmHead, 0}, step.logit_groups,
-                       {.x = x, .out = logits, .round_s = desc_.dtype == DType::kBF16});
+                       {.x = x,
+                        .out = logits,
+                        .in_size = n,
+                        .out_size = desc_.vocab_size,
+                        .round_s = desc_.dtype == DType::kBF16});
     }
     finish_rows(context_, logits, weight.bias_or_null(), args.logits, rows, desc_.vocab_size);
   }
@@ -94,8 +102,9 @@ class CpuDenseMlp : public DenseMlp {
     for (int row = 0; row < rows; ++row) acc[row] = wide + row * 2 * inner;
     const GemmProblem up_problem{&gate_up.matrix, x, acc, rows};
     gemm({&up_problem, 1}, context_.pool);
-    apply_dense_lora(context_, desc_.gate_up_lora, step.row_groups,
-                     {.x = x, .out = acc, .round_s = round});
+    apply_dense_lora(
+        context_, desc_.gate_up_lora, step.row_groups,
+        {.x = x, .out = acc, .in_size = hidden, .out_size = 2 * inner, .round_s = round});
     parallel_rows(context_.pool, rows, 16 * inner, [&](int64_t row) {
       for (size_t i = 0; i < gate_up.bias.size(); ++i) acc[row][i] += gate_up.bias[i];
       activate(desc_.mlp.activation, acc[row], acc[row] + inner, inner, acc[row]);
@@ -107,7 +116,7 @@ class CpuDenseMlp : public DenseMlp {
     const GemmProblem down_problem{&down.matrix, x, out, rows};
     gemm({&down_problem, 1}, context_.pool);
     apply_dense_lora(context_, desc_.down_lora, step.row_groups,
-                     {.x = x, .out = out, .round_s = round});
+                     {.x = x, .out = out, .in_size = inner, .out_size = hidden, .round_s = round});
     finish_rows(context_, out, down.bias_or_null(), args.out, rows, hidden);
   }
 

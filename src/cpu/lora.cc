@@ -69,6 +69,8 @@ void run_task(const LoraTask& task, const LoraRows& rows, float* s, int s_stride
     const PackedMatrix& a = pair.a_of(task.expert);
     const PackedMatrix& b = pair.b_of(task.expert);
     if (a.rows == 0 || b.rows == 0) continue;
+    MEDLEY_CHECK_EQ(a.cols, rows.in_size);
+    MEDLEY_CHECK_LE(pair.row_begin + b.rows, rows.out_size);
     gemm({.weight = &a, .x = rows.x + task.first, .out = s_rows, .num_rows = task.count});
     for (int i = 0; i < task.count; ++i) {
       for (int j = 0; j < pair.rank; ++j) {
@@ -189,7 +191,10 @@ void apply_dense_lora(Context& context, LoraSite site, const RowGroups& groups,
     x[i] = rows.x[groups.order[i]];
     out[i] = rows.out[groups.order[i]];
   }
-  apply_lora(context, tasks.first(num_tasks), {.x = x, .out = out, .round_s = rows.round_s});
+  LoraRows gathered = rows;
+  gathered.x = x;
+  gathered.out = out;
+  apply_lora(context, tasks.first(num_tasks), gathered);
 }
 
 }  // namespace medley::cpu

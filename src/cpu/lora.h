@@ -69,9 +69,11 @@ struct LoraTask {
 };
 
 struct LoraRows {
-  const float* const* x = nullptr;
-  float* const* out = nullptr;  // out[i] += B diag(scale) A x[i]
-  bool round_s = false;         // to bfloat16, after the scale: what a bfloat16 GPU kernel does
+  const float* const* x = nullptr;  // (in_size) each
+  float* const* out = nullptr;      // (out_size) each: out[i] += B diag(scale) A x[i]
+  int64_t in_size = 0;
+  int64_t out_size = 0;
+  bool round_s = false;  // to bfloat16, after the scale: what a bfloat16 GPU kernel does
 };
 
 struct Context;

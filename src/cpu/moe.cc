@@ -80,7 +80,11 @@ class CpuMoeGateUp : public MoeGateUp {
     run_experts(context_, {routing,
                            experts,
                            desc_.lora,
-                           {.x = routed_x, .out = acc, .round_s = desc_.dtype == DType::kBF16}});
+                           {.x = routed_x,
+                            .out = acc,
+                            .in_size = desc_.hidden_size,
+                            .out_size = 2 * inner,
+                            .round_s = desc_.dtype == DType::kBF16}});
     finish_routed(context_, routing, 16 * inner, [&](int r, int expert) {
       if (const float* bias = experts.bias_of(expert)) {
         for (int64_t i = 0; i < 2 * inner; ++i) acc[r][i] += bias[i];
@@ -110,7 +114,11 @@ class CpuMoeDown : public MoeDown {
     run_experts(context_, {routing,
                            experts,
                            desc_.lora,
-                           {.x = x, .out = acc, .round_s = desc_.dtype == DType::kBF16}});
+                           {.x = x,
+                            .out = acc,
+                            .in_size = inner,
+                            .out_size = hidden,
+                            .round_s = desc_.dtype == DType::kBF16}});
     if (experts.bias.empty() && desc_.dtype == DType::kF32) return;
     finish_routed(context_, routing, hidden, [&](int r, int expert) {
       if (const float* bias = experts.bias_of(expert)) {

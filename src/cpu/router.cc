@@ -25,8 +25,8 @@ class CpuRouter : public AddNormRoute {
     const int64_t num_experts = desc_.moe.num_experts;
     MEDLEY_CHECK_EQ(router.matrix.rows, num_experts);
     MEDLEY_CHECK_EQ(router.bias.empty(), !desc_.moe.router_bias);
-    const TensorView logits{
-        context_.workspace.inner.reserve(rows * num_experts), DType::kF32, {rows, num_experts}};
+    const TensorView logits{context_.workspace.inner.reserve(rows * num_experts), DType::kF32,
+                            Shape()};
     const float* const* x =
         widen_rows(context_, args.add_norm.out, rows, desc_.add_norm.hidden_size);
     float* const* acc = accumulator_rows(context_, logits, rows, num_experts);
@@ -34,7 +34,11 @@ class CpuRouter : public AddNormRoute {
     gemm({&problem, 1}, context_.pool);
     if (desc_.lora) {
       apply_dense_lora(context_, *desc_.lora, step.row_groups,
-                       {.x = x, .out = acc, .round_s = desc_.add_norm.dtype == DType::kBF16});
+                       {.x = x,
+                        .out = acc,
+                        .in_size = desc_.add_norm.hidden_size,
+                        .out_size = num_experts,
+                        .round_s = desc_.add_norm.dtype == DType::kBF16});
     }
     finish_rows(context_, acc, router.bias_or_null(), logits, rows, num_experts);
 

@@ -77,8 +77,7 @@ void expect_close(const Floats& got, const std::vector<Wanted>& want, DType dtyp
   }
 }
 
-// One adapter module's low-rank pair with its own storage. An empty `experts` list means a dense
-// module; an expert of false has no matrices.
+// One low-rank pair of a module, with its own storage: one A and B, or one per expert.
 struct TestPair {
   TestPair(int64_t begin, int64_t end, int rank, int64_t in, uint32_t seed, int num_a = 1,
            int num_b = 1)
