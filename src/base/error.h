@@ -67,13 +67,14 @@ class [[nodiscard]] Result {
     MEDLEY_CHECK(ok(), error().message);
     return std::get<0>(state_);
   }
-  T&& value() && {
+  // By value, so that a loop over f().value() does not outlive what it walks.
+  T value() && {
     MEDLEY_CHECK(ok(), error().message);
     return std::get<0>(std::move(state_));
   }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
-  T&& operator*() && { return std::move(*this).value(); }
+  T operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 
@@ -94,8 +95,14 @@ class [[nodiscard]] Result<void> {
 
   bool ok() const { return !error_.has_value(); }
   explicit operator bool() const { return ok(); }
-  const Error& error() const& { return *error_; }
-  Error&& error() && { return std::move(*error_); }
+  const Error& error() const& {
+    MEDLEY_CHECK(error_.has_value(), "no error");
+    return *error_;
+  }
+  Error&& error() && {
+    MEDLEY_CHECK(error_.has_value(), "no error");
+    return std::move(*error_);
+  }
 
  private:
   std::optional<Error> error_;
