@@ -35,6 +35,7 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   for (const int warps : kWarpCounts) {
     const int64_t slots = ring_bytes / (static_cast<int64_t>(warps) * config.slot_bytes);
     if (slots < kMinSlots) continue;
+    config.tile_rows = rows;
     config.num_warps = warps;
     config.num_slots = static_cast<int>(std::min<int64_t>(slots, kMaxSlots));
     config.shared_bytes =

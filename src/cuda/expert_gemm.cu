@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreadsPerBlock, 1)
     barrier_init(shared_address(barriers + i), 1);
   }
   const int padding = p.layout.padded_cols - p.in_size;
-  for (int i = threadIdx.x; i < kTileRows * padding; i += blockDim.x) {
+  for (int i = threadIdx.x; i < config.tile_rows * padding; i += blockDim.x) {
     const int at = i / padding * config.row_stride + (p.in_size + i % padding) * 2;
     *reinterpret_cast<uint16_t*>(x + at) = 0;
   }

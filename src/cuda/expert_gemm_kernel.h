@@ -49,7 +49,8 @@ struct ExpertGemmConfig {
   int num_warps = 0;
   int num_slots = 0;
   int slot_bytes = 0;
-  int row_stride = 0;  // bytes of one activation row in shared memory
+  int tile_rows = 0;   // activation rows in shared memory
+  int row_stride = 0;  // bytes of each
   size_t shared_bytes = 0;
   std::string to_string() const;
 };

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/cuda_backend.h"
+#include "cuda/lora_adapter.h"
+#include "cuda/packed_weights.h"
+#include "cuda/stream.h"
+
+// The MoE half of a model with random weights on the device, made to be timed: per layer
+// add_norm_route (with the combine of the layer before), moe_gate_up and moe_down, with their real
+// dependencies. Routing is made by the kernels: hidden states are random and experts' outputs
+// small, so each layer's own random router spreads the rows evenly.
+
+namespace medley::bench {
+
+struct ChainShape {
+  std::string name;
+  int num_layers = 0;
+  int hidden_size = 0;
+  MoeSpec moe;
+  int num_adapters = 8;
+  int rank = 32;
+
+  double base_bytes(double experts_a_layer) const;   // of one layer
+  double adapter_bytes(double pairs_a_layer) const;  // of one layer
+};
+ChainShape gpt_oss_20b();
+ChainShape qwen3_30b_a3b();
+
+// What a step's routing looked like, a layer's mean.
+struct Spread {
+  double experts = 0.0;
+  double pairs = 0.0;  // distinct (expert, adapter)
+};
+
+class Chain {
+ public:
+  Chain(const ChainShape& shape, int max_rows);
+
+  // Rows take adapters round robin, or none.
+  void set_batch(int rows, bool adapters);
+  void run();  // enqueues one step
+  Spread spread() const;
+  // The residual stream of the last step; the step before starts from `set_batch`'s.
+  std::vector<float> residual();
+  void reset_residual();
+  cuda::CudaStream& stream() { return *stream_; }
+  const std::string device() const { return backend_->name(); }
+
+ private:
+  struct Layer {
+    std::unique_ptr<PackedWeight> router, gate_up, down;
+    std::unique_ptr<AddNormRoute> route;
+    std::unique_ptr<MoeGateUp> run_gate_up;
+    std::unique_ptr<MoeDown> run_down;
+    std::unique_ptr<Routing> routing;
+  };
+
+  ChainShape shape_;
+  int rows_ = 0;
+  std::vector<int32_t> adapter_of_row_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<cuda::CudaStream> stream_;
+  std::unique_ptr<Step> step_;
+  std::unique_ptr<PackedWeight> norm_;
+  std::unique_ptr<cuda::CudaPackedAdapter> adapter_;
+  std::vector<Layer> layers_;
+  std::vector<uint16_t> start_;
+  std::unique_ptr<Buffer> residual_, x_, h_, y_;
+};
+
+}  // namespace medley::bench

@@ -1,0 +1,87 @@
+// Times a captured step of a model's MoE layers, base and with adapters, at growing batches.
+//
+// Usage: bench_moe_chain [gpt-oss-20b|qwen3-30b-a3b] [batch ...]
+// Prints one line per batch and mode: microseconds a layer (median of the replays, and their
+// spread), bytes a layer must read, the rate, the share of 4.2 TB/s, and how routing spread.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "chain_model.h"
+#include "cuda/check.h"
+
+namespace medley::bench {
+namespace {
+
+constexpr int kReplays = 30;
+constexpr double kRoofline = 4.2e12;  // bytes a second, read
+
+// Replays must agree to the bit and stay finite.
+void check_replays(Chain& chain, cuda::CudaGraph& graph) {
+  std::vector<float> first;
+  for (int i = 0; i < 3; ++i) {
+    chain.reset_residual();
+    graph.launch(chain.stream());
+    const std::vector<float> result = chain.residual();
+    for (const float value : result) MEDLEY_CHECK(std::isfinite(value), "the chain overflowed");
+    if (i == 0) first = result;
+    MEDLEY_CHECK(first == result, "replays differ");
+  }
+}
+
+void time_batch(const ChainShape& shape, Chain& chain, int rows, bool adapters) {
+  chain.set_batch(rows, adapters);
+  chain.run();
+  cuda::CudaGraph graph(chain.stream(), [&] { chain.run(); });
+  check_replays(chain, graph);
+  const Spread spread = chain.spread();
+  std::vector<float> times;
+  cuda::CudaEvent begin, end;
+  for (int i = 0; i < kReplays; ++i) {
+    chain.reset_residual();
+    begin.record(chain.stream());
+    graph.launch(chain.stream());
+    end.record(chain.stream());
+    end.wait();
+    float ms = 0.0f;
+    MEDLEY_CUDA_CHECK(cudaEventElapsedTime(&ms, begin.get(), end.get()));
+    times.push_back(ms * 1000.0f / static_cast<float>(shape.num_layers));
+  }
+  std::sort(times.begin(), times.end());
+  const double us = times[times.size() / 2];
+  const double bytes = shape.base_bytes(spread.experts) + shape.adapter_bytes(spread.pairs);
+  fmt::print(
+      "{:14} batch {:3} {:8}: {:7.2f} us a layer ({:.2f} to {:.2f}), {:7.1f} MB, {:6.0f} GB/s, "
+      "{:3.0f} % of roofline; experts {:.1f}, pairs {:.1f}\n",
+      shape.name, rows, adapters ? "adapters" : "base", us, times.front(), times.back(),
+      bytes * 1e-6, bytes / us * 1e-3, 100.0 * bytes / us * 1e6 / kRoofline, spread.experts,
+      spread.pairs);
+}
+
+int run(int argc, char** argv) {
+  ChainShape shape = gpt_oss_20b();
+  std::vector<int> batches;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "qwen3-30b-a3b") == 0) {
+      shape = qwen3_30b_a3b();
+    } else if (std::strcmp(argv[i], "gpt-oss-20b") != 0) {
+      batches.push_back(std::atoi(argv[i]));
+    }
+  }
+  if (batches.empty()) batches = {1, 2, 4, 8, 16, 32, 64};
+  Chain chain(shape, *std::max_element(batches.begin(), batches.end()));
+  fmt::print("{}, {} layers, {} adapters of rank {}\n", chain.device(), shape.num_layers,
+             shape.num_adapters, shape.rank);
+  for (const bool adapters : {false, true}) {
+    for (const int rows : batches) time_batch(shape, chain, rows, adapters);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace medley::bench
+
+int main(int argc, char** argv) { return medley::bench::run(argc, argv); }
