@@ -123,7 +123,7 @@ void read_per_expert(TensorReader& reader, const ModelSpec& spec, const std::str
   if (reader.has(prefix + "experts.gate_up_proj")) return read_fused(reader, spec, prefix, layer);
   const int64_t inner = spec.moe->intermediate_size;
   const int64_t hidden = spec.hidden_size;
-  for (int e = 0; e < spec.moe->num_experts; ++e) {
+  for (int e = 0; e < spec.moe->num_experts && reader.ok(); ++e) {
     const std::string expert = fmt::format("{}experts.{}.", prefix, e);
     layer.expert_gate_up.gate.push_back(reader.matrix(expert + "gate_proj.weight", inner, hidden));
     layer.expert_gate_up.up.push_back(reader.matrix(expert + "up_proj.weight", inner, hidden));

@@ -84,7 +84,7 @@ Result<ModelWeights> read_model_weights(const ModelSpec& spec, const TensorMap& 
   weights.embedding = reader.matrix(names.embed, spec.vocab_size, spec.hidden_size);
   weights.final_norm = reader.vector(names.final_norm, spec.hidden_size);
   weights.lm_head.parts.push_back(read_lm_head(reader, spec, weights.embedding));
-  for (int l = 0; l < spec.num_layers(); ++l) {
+  for (int l = 0; l < spec.num_layers() && reader.ok(); ++l) {
     LayerWeights layer;
     layer.input_norm = reader.vector(at_layer(names.input_norm, l), spec.hidden_size);
     layer.post_attention_norm =

@@ -28,6 +28,7 @@ class TensorReader {
   void ignore(const std::string& name) { used_.insert(name); }
   void fail(const std::string& name, const std::string& problem);
 
+  bool ok() const { return !error_.has_value(); }
   // The first error, else kInvalidArgument for a tensor that was not taken.
   Result<void> finish() const;
 

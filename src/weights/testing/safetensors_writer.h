@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -48,6 +49,7 @@ inline std::string safetensors_bytes(const std::vector<RawTensor>& tensors) {
 }
 
 inline void write_file(const std::string& path, const std::string& bytes) {
+  std::remove(path.c_str());  // truncating a file in place may wait for the disk
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
