@@ -104,6 +104,13 @@ Result<void> FusedExperts::add(const std::string& module, const LoraTensors& ten
                                   p, q, fmt::join(sizes, ", or ")));
 }
 
+const std::string* FusedExperts::find(LoraSite site) const {
+  for (const auto& [parameter, level] : levels_) {
+    if (level.target.site == site) return &level.tensors.a_name;
+  }
+  return nullptr;
+}
+
 Result<bool> FusedExperts::a_spans_input() const {
   const Level* says_input = nullptr;
   const Level* says_output = nullptr;
@@ -135,6 +142,10 @@ Result<bool> FusedExperts::a_spans_input() const {
 
 Result<void> FusedExperts::build(std::map<LoraSite, std::vector<LoraPair>>& pairs,
                                  std::vector<HostTensor>& copies) const {
+  bool spans_input = true;
+  if (!levels_.empty()) {
+    MEDLEY_TRY_ASSIGN(spans_input, a_spans_input());
+  }
   for (const auto& [parameter, target] : targets_.parameters) {
     if (config_.targets_parameter(parameter) && !levels_.contains(parameter)) {
       return invalid_argument(
@@ -143,8 +154,6 @@ Result<void> FusedExperts::build(std::map<LoraSite, std::vector<LoraPair>>& pair
           parameter);
     }
   }
-  if (levels_.empty()) return {};
-  MEDLEY_TRY_ASSIGN(const bool spans_input, a_spans_input());
   for (const auto& [parameter, level] : levels_) {
     const FusedTarget& target = level.target;
     const int rank = level.rank_and_scale.rank;

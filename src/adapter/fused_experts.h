@@ -22,6 +22,8 @@ class FusedExperts {
   // `module` is "...experts". Finds by shapes which parameter the level holds.
   Result<void> add(const std::string& module, const LoraTensors& tensors);
   bool empty() const { return levels_.empty(); }
+  // The lora_A that was added for a site; null when there is none.
+  const std::string* find(LoraSite site) const;
 
   // Appends the pairs. Refuses a parameter that target_parameters does not name, and one that it
   // names but the file lacks.

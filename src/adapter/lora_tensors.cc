@@ -11,6 +11,19 @@ bool is_floating(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
 }
 
+// The name of the B that belongs to an A, and the other way round.
+std::string other_side(std::string name) {
+  for (const std::string_view part : {".lora_", ".lora_embedding_"}) {
+    const size_t at = name.rfind(part);
+    if (at == std::string::npos) continue;
+    char& side = name[at + part.size()];
+    if (side != 'A' && side != 'B') continue;
+    side = side == 'A' ? 'B' : 'A';
+    break;
+  }
+  return name;
+}
+
 }  // namespace
 
 Error tensor_error(const std::string& name, const std::string& problem, ErrorCode code) {
@@ -52,8 +65,9 @@ Result<GroupedTensors> group_tensors(const TensorMap& tensors) {
     (is_a ? module.a : module.b) = tensor;
   }
   for (const auto& [key, module] : out.modules) {
-    if (module.a_name.empty()) return tensor_error(module.b_name, "its lora_A is missing");
-    if (module.b_name.empty()) return tensor_error(module.a_name, "its lora_B is missing");
+    if (!module.a_name.empty() && !module.b_name.empty()) continue;
+    const std::string& found = module.a_name.empty() ? module.b_name : module.a_name;
+    return tensor_error(other_side(found), fmt::format("missing, though '{}' is there", found));
   }
   out.changes_nothing = !any_a || !any_b;
   return out;

@@ -119,7 +119,8 @@ class PeftReader {
     MEDLEY_TRY(check_complete(out));
     if (spec_.moe) experts_.build(spec_.moe->num_experts, pairs_, out.copies);
     MEDLEY_TRY(fused_.build(pairs_, out.copies));
-    return take_pairs(out);
+    take_pairs(out);
+    return {};
   }
 
  private:
@@ -151,6 +152,10 @@ class PeftReader {
       return tensor_error(tensors.a_name, fmt::format("'{}' is the same module", target.alias));
     }
     if (target.expert >= 0) {
+      // Fused levels come first in the map's order.
+      if (const std::string* fused = fused_.find(target.site)) {
+        return tensor_error(tensors.a_name, fmt::format("'{}' changes the same parameter", *fused));
+      }
       any_expert_ = true;
       experts_.add(target, rank_and_scale, whole(tensors.a), whole(tensors.b));
       return {};
@@ -238,24 +243,19 @@ class PeftReader {
     return {};
   }
 
-  Result<void> take_pairs(AdapterWeights& out) {
+  void take_pairs(AdapterWeights& out) {
     for (auto& [site, pairs] : pairs_) {
       std::sort(pairs.begin(), pairs.end(),
                 [](const LoraPair& x, const LoraPair& y) { return x.row_begin < y.row_begin; });
       for (size_t i = 0; i < pairs.size(); ++i) {
         out.max_rank = std::max(out.max_rank, pairs[i].rank);
-        if (i > 0 && pairs[i].row_begin < pairs[i - 1].row_end) {
-          return invalid_argument(
-              fmt::format("layer {}: {} is changed twice, by a fused and by per-expert tensors",
-                          site.layer, to_string(site.module)));
-        }
+        if (i > 0) MEDLEY_CHECK_GE(pairs[i].row_begin, pairs[i - 1].row_end);
       }
       out.modules.push_back({site, std::move(pairs)});
     }
     std::sort(out.modules.begin(), out.modules.end(), [](const auto& x, const auto& y) {
       return std::tie(x.site.layer, x.site.module) < std::tie(y.site.layer, y.site.module);
     });
-    return {};
   }
 
   const ModelSpec& spec_;
