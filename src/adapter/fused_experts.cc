@@ -1,29 +1,32 @@
 #include "adapter/fused_experts.h"
 
-#include <cstring>
-
 #include <fmt/format.h>
 
 namespace medley {
 namespace {
 
-// Rows gate, up, gate, up, ... of each expert -> all gate rows, then all up rows.
-MatrixView deinterleaved(const MatrixView& source, char* out) {
-  const auto size = static_cast<int64_t>(size_of(source.dtype));
-  const MatrixView view{.dtype = source.dtype,
-                        .data = out,
-                        .rows = source.rows,
-                        .cols = source.cols,
-                        .row_stride = source.cols};
+// Rows gate, up, gate, up, ... of an expert -> all gate rows, then all up rows.
+template <class T>
+void deinterleave(const MatrixView& source, T* out) {
+  const int64_t half = source.rows / 2;
   for (int64_t row = 0; row < source.rows; ++row) {
-    const int64_t half = source.rows / 2;
     const int64_t from = row < half ? 2 * row : 2 * (row - half) + 1;
-    const char* in = static_cast<const char*>(source.data) + from * source.row_stride * size;
-    for (int64_t col = 0; col < source.cols; ++col, out += size) {
-      std::memcpy(out, in + col * source.col_stride * size, size);
-    }
+    const T* in = static_cast<const T*>(source.data) + from * source.row_stride;
+    for (int64_t col = 0; col < source.cols; ++col) *out++ = in[col * source.col_stride];
   }
-  return view;
+}
+
+MatrixView deinterleaved(const MatrixView& source, char* out) {
+  if (size_of(source.dtype) == 2) {
+    deinterleave(source, reinterpret_cast<uint16_t*>(out));
+  } else {
+    deinterleave(source, reinterpret_cast<uint32_t*>(out));
+  }
+  return {.dtype = source.dtype,
+          .data = out,
+          .rows = source.rows,
+          .cols = source.cols,
+          .row_stride = source.cols};
 }
 
 struct FusedMatrices {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <span>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -56,15 +57,15 @@ Result<Checkpoint> open_weights(const std::string& folder) {
     }
     return not_found(fmt::format("{}: no {}", folder, kWeightsFile));
   }
-  return Checkpoint::open_file(folder + "/" + kWeightsFile);
+  return Checkpoint::read_file(folder + "/" + kWeightsFile);
 }
 
-Result<std::string> hash_of(const std::string& folder, std::string_view config) {
+std::string hash_of(std::string_view config, std::span<const std::byte> weights) {
   ffi::Blake3Hasher hasher;
   const uint64_t size = config.size();
   hasher.update(std::as_bytes(std::span(&size, 1)));
   hasher.update(std::as_bytes(std::span(config)));
-  MEDLEY_TRY(hasher.update_file(folder + "/" + kWeightsFile));
+  hasher.update(weights);
   return ffi::to_hex(hasher.finish());
 }
 
@@ -289,7 +290,7 @@ Result<AdapterWeights> read_peft_adapter(const std::string& folder, const ModelS
   if (has_chat_template(folder)) {
     out.warnings.push_back("its own chat template is not used");
   }
-  MEDLEY_TRY_ASSIGN(out.hash, hash_of(folder, text));
+  out.hash = hash_of(text, out.checkpoint->file_bytes());
   return out;
 }
 

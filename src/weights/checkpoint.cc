@@ -28,10 +28,12 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // as the safetensors library
 constexpr uint64_t kMaxElements = uint64_t{1} << 48;
 constexpr uintmax_t kMaxIndexBytes = 100'000'000;
 
-// A whole file, read-only.
+enum class Access : uint8_t { kMap, kCopy };
+
+// A whole file in memory, read-only: mapped, or copied to memory of its own.
 class MappedFile {
  public:
-  static Result<MappedFile> open(const std::string& path) {
+  static Result<MappedFile> open(const std::string& path, Access access) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
       const std::string message = fmt::format("{}: {}", path, std::strerror(errno));
@@ -39,19 +41,14 @@ class MappedFile {
     }
     struct stat info{};
     MappedFile file;
-    std::optional<Error> error;
+    std::string problem;
     if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-      error = invalid_argument(fmt::format("{}: not a regular file", path));
+      problem = "not a regular file";
     } else if (info.st_size > 0) {
-      file.size_ = static_cast<size_t>(info.st_size);
-      file.data_ = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, fd, 0);
-      if (file.data_ == MAP_FAILED) {
-        file.data_ = nullptr;
-        error = invalid_argument(fmt::format("{}: can't be mapped: {}", path, strerror(errno)));
-      }
+      problem = file.fill(fd, static_cast<size_t>(info.st_size), access);
     }
     ::close(fd);
-    if (error) return *error;
+    if (!problem.empty()) return invalid_argument(fmt::format("{}: {}", path, problem));
     return file;
   }
 
@@ -71,6 +68,26 @@ class MappedFile {
 
  private:
   MappedFile() = default;
+
+  // Returns what went wrong, or nothing.
+  std::string fill(int fd, size_t size, Access access) {
+    const bool copy = access == Access::kCopy;
+    void* memory = copy ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                                 /*fd=*/-1, 0)
+                        : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (memory == MAP_FAILED) return fmt::format("can't be mapped: {}", std::strerror(errno));
+    data_ = memory;
+    size_ = size;
+    for (size_t done = 0; copy && done < size;) {
+      const ssize_t count = ::read(fd, static_cast<char*>(memory) + done, size - done);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return fmt::format("can't be read: {}", std::strerror(errno));
+      if (count == 0) return "became shorter while it was read";
+      done += static_cast<size_t>(count);
+    }
+    return "";
+  }
+
   void* data_ = nullptr;
   size_t size_ = 0;
 };
@@ -208,8 +225,8 @@ struct Checkpoint::State {
   size_t num_bytes = 0;
 
   // Returns the names it added.
-  Result<std::set<std::string>> add_file(const std::string& path) {
-    MEDLEY_TRY_ASSIGN(MappedFile file, MappedFile::open(path));
+  Result<std::set<std::string>> add_file(const std::string& path, Access access) {
+    MEDLEY_TRY_ASSIGN(MappedFile file, MappedFile::open(path, access));
     MEDLEY_TRY_ASSIGN(const std::vector<Entry> entries, read_header(path, file));
     const uint64_t data_bytes = entries.empty() ? 0 : entries.back().end;
     const std::byte* data = file.data() + (file.size() - data_bytes);
@@ -244,7 +261,13 @@ Checkpoint::~Checkpoint() = default;
 
 Result<Checkpoint> Checkpoint::open_file(const std::string& path) {
   auto state = std::make_unique<State>();
-  MEDLEY_TRY(state->add_file(path));
+  MEDLEY_TRY(state->add_file(path, Access::kMap));
+  return Checkpoint(std::move(state));
+}
+
+Result<Checkpoint> Checkpoint::read_file(const std::string& path) {
+  auto state = std::make_unique<State>();
+  MEDLEY_TRY(state->add_file(path, Access::kCopy));
   return Checkpoint(std::move(state));
 }
 
@@ -273,7 +296,8 @@ Result<Checkpoint> Checkpoint::open_folder(const std::string& folder) {
   }
   auto state = std::make_unique<State>();
   for (const auto& [file, tensors] : tensors_of_file) {
-    MEDLEY_TRY_ASSIGN(const std::set<std::string> found, state->add_file(folder + "/" + file));
+    MEDLEY_TRY_ASSIGN(const std::set<std::string> found,
+                      state->add_file(folder + "/" + file, Access::kMap));
     for (const std::string& tensor : tensors) {
       if (found.contains(tensor)) continue;
       return invalid_argument(fmt::format("{}: tensor '{}' is not in {}", index_path, tensor, file),
@@ -297,5 +321,10 @@ std::vector<std::string> Checkpoint::names() const {
 const TensorMap& Checkpoint::tensors() const { return state_->tensors; }
 
 size_t Checkpoint::num_bytes() const { return state_->num_bytes; }
+
+std::span<const std::byte> Checkpoint::file_bytes() const {
+  const MappedFile& file = state_->files.at(0);
+  return {file.data(), file.size()};
+}
 
 }  // namespace medley

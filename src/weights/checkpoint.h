@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +25,9 @@ class Checkpoint {
   // count that disagree, duplicate names) are refused with the file and tensor named.
   static Result<Checkpoint> open_folder(const std::string& folder);
   static Result<Checkpoint> open_file(const std::string& path);
+  // Copies the file into memory first, so that nobody who writes to it later can disturb the
+  // reading: for adapters, which others may replace while the server runs.
+  static Result<Checkpoint> read_file(const std::string& path);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -32,6 +37,8 @@ class Checkpoint {
   std::vector<std::string> names() const;                    // sorted
   const TensorMap& tensors() const;
   size_t num_bytes() const;  // of all tensors
+  // The first file as a whole, header included.
+  std::span<const std::byte> file_bytes() const;
 
  private:
   struct State;

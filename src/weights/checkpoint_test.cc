@@ -72,6 +72,17 @@ TEST_F(CheckpointTest, CopiesDataThatIsNotAligned) {
   EXPECT_EQ(to_float(*x), (std::vector<float>{1.5f, -2.0f}));
 }
 
+TEST_F(CheckpointTest, ACopyOutlivesTheFile) {
+  const std::string path = folder_ + "/model.safetensors";
+  const std::string bytes = safetensors_bytes({f32_tensor("x", {2}, {3, 4})});
+  write_file(path, bytes);
+  const Result<Checkpoint> copy = Checkpoint::read_file(path);
+  ASSERT_TRUE(copy.ok()) << copy.error().message;
+  std::filesystem::resize_file(path, 0);  // a mapping would fault from here on
+  EXPECT_EQ(to_float(*copy->find("x")), (std::vector<float>{3, 4}));
+  EXPECT_EQ(copy->file_bytes().size(), bytes.size());
+}
+
 TEST_F(CheckpointTest, RefusesDamagedFiles) {
   EXPECT_EQ(open("").error().code, ErrorCode::kInvalidArgument);
   EXPECT_FALSE(open("1234567").ok());
