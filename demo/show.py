@@ -35,7 +35,7 @@ class Stream:
         self.model = model
         self.text = ""
         self.error = None
-        self.first = None  # seconds from the common start
+        self.first = None  # seconds from the start, which is common to all
         self.end = None
         self.num_tokens = None
 
@@ -47,11 +47,14 @@ class Stream:
         return "…" if self.first is None else "writing"
 
 
-def ask(address: tuple, headers: dict, stream: Stream, prompt: str, start: float) -> None:
+def ask(address: tuple, headers: dict, stream: Stream, prompt: str, barrier: threading.Barrier) -> None:
     body = {"model": stream.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0,
             "max_tokens": MAX_TOKENS, "stream": True, "stream_options": {"include_usage": True}}
     try:
         connection = http.client.HTTPConnection(*address, timeout=STREAM_TIMEOUT_S)
+        connection.connect()
+        barrier.wait()
+        start = time.monotonic()
         connection.request("POST", "/v1/chat/completions", json.dumps(body),
                            {**headers, "Content-Type": "application/json"})
         response = connection.getresponse()
@@ -79,6 +82,7 @@ def ask(address: tuple, headers: dict, stream: Stream, prompt: str, start: float
             raise RuntimeError("the stream ended early")
         stream.end = time.monotonic() - start
     except Exception as error:  # whatever it is, it belongs to this model's column
+        barrier.abort()
         stream.error = str(error) or type(error).__name__
 
 
@@ -127,8 +131,8 @@ def show(address: tuple, headers: dict, prompt: str) -> bool:
     print(f"\nSent at the same time to {len(models)} models: {', '.join(models)}\n", flush=True)
 
     streams = [Stream(model) for model in models]
-    start = time.monotonic()
-    threads = [threading.Thread(target=ask, args=(address, headers, stream, prompt, start), daemon=True)
+    barrier = threading.Barrier(len(streams))
+    threads = [threading.Thread(target=ask, args=(address, headers, stream, prompt, barrier), daemon=True)
                for stream in streams]
     for thread in threads:
         thread.start()

@@ -165,6 +165,14 @@ Result<Loaded> load(const ServeFlags& flags) {
                 .max_loras = max_loras};
 }
 
+// The model's own, and the tokenizer's where that names another.
+std::vector<int32_t> end_tokens(const Loaded& loaded) {
+  std::vector<int32_t> ids = loaded.folder.generation.eos_token_ids;
+  const std::optional<int32_t> own = loaded.tokenizer.eos_id();
+  if (own && std::ranges::find(ids, *own) == ids.end()) ids.push_back(*own);
+  return ids;
+}
+
 // Until a signal comes (then nothing is returned) or the engine has failed.
 Result<void> wait_for_the_end(const Engine& engine) {
   const sigset_t signals = stop_signals();
@@ -225,7 +233,9 @@ Result<void> serve(const ServeFlags& flags) {
       const std::unique_ptr<Engine> engine,
       start_engine({.max_num_seqs = flags.max_num_seqs,
                     .max_num_batched_tokens = flags.max_num_batched_tokens,
-                    .max_model_len = loaded.max_model_len},
+                    .max_model_len = loaded.max_model_len,
+                    .eos_token_ids = end_tokens(loaded),
+                    .max_loras = loaded.max_loras},
                    std::move(loaded.executor), loaded.adapters.get(), outputs.sink()));
   outputs.set_engine(*engine);
   StoreDirectory adapters(loaded.adapters.get(), loaded.max_loras);

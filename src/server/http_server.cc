@@ -42,7 +42,7 @@ HttpResponse error_response(int status, std::string_view message) {
   return {.status = status, .body = api::render_error(status, message)};
 }
 
-// What is left of a connection when it has gone through the server: counted, for limits and drain.
+// How many there are now, for limits and drain. Thread-safe.
 class Counter {
  public:
   void add(int change) {
@@ -79,12 +79,12 @@ struct HttpServer::State {
       : options(options), context(options.num_threads), acceptor(asio::make_strand(context)) {}
 
   const HttpServerOptions options;
-  asio::io_context context;
-  tcp::acceptor acceptor;
   HttpHandler* handler = nullptr;
   std::atomic<bool> draining = false;
   Counter connections;
   Counter exchanges;
+  asio::io_context context;  // after what its coroutines refer to, which its end destroys
+  tcp::acceptor acceptor;
   std::vector<std::thread> threads;
 
   asio::awaitable<void> accept();
