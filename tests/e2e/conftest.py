@@ -76,9 +76,12 @@ class Server:
             assert time.monotonic() < deadline, f"{name} is {self.metrics()[(name,)]}, expected {value}"
             time.sleep(0.02)
 
-    def stop(self, how=signal.SIGTERM) -> int:
+    def stop(self) -> int:
         if self.process.poll() is None:
-            self.process.send_signal(how)
+            self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
         code = self.process.wait(timeout=60)
         self.reader.join()
         return code

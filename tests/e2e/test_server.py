@@ -143,9 +143,24 @@ def test_sigterm_finishes_what_runs_and_takes_no_more(start_server):
     server.process.send_signal(signal.SIGTERM)
     running.join(timeout=60)
     assert answers and answers[0].usage.completion_tokens == 300
-    assert server.stop() == 0
+    assert server.wait() == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.url + "/health")
+
+
+def test_second_signal_ends_at_once(start_server):
+    server = start_server("--served-model-name", "base")
+    client = server.openai()
+    running = threading.Thread(target=lambda: pytest.raises(
+        openai.APIError, client.completions.create, model="base", prompt="On and on", max_tokens=4000, n=8,
+        extra_body={"ignore_eos": True}))
+    running.start()
+    server.wait_for_metric("vllm:num_requests_running", 8)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    server.process.send_signal(signal.SIGINT)
+    assert server.wait() == -signal.SIGINT
+    running.join(timeout=10)
 
 
 def test_drain_has_a_limit(start_server):
