@@ -1,5 +1,6 @@
 #include "chain_model.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -171,7 +172,7 @@ Chain::Chain(const ChainShape& shape, int max_rows)
     down_matrices.push_back(random_matrix(down, 20 + i));
   }
   MEDLEY_CHECK(
-      backend_->make_lora_table({.max_slots = shape.num_adapters, .num_layers = shape.num_layers})
+      backend_->make_lora_table({.max_slots = std::max(1, shape.num_adapters), .num_layers = shape.num_layers})
           .ok());
   std::mt19937 engine(11);
   std::normal_distribution<float> normal;

@@ -1,6 +1,6 @@
 // Times a captured step of a model's MoE layers, base and with adapters, at growing batches.
 //
-// Usage: bench_moe_chain [gpt-oss-20b|qwen3-30b-a3b] [batch ...]
+// Usage: bench_moe_chain [gpt-oss-20b|qwen3-30b-a3b] [base|adapters] [batch ...]
 // Prints one line per batch and mode: microseconds a layer (median of the replays, and their
 // spread), bytes a layer must read, the rate, the share of 4.2 TB/s, and how routing spread.
 
@@ -64,9 +64,15 @@ void time_batch(const ChainShape& shape, Chain& chain, int rows, bool adapters) 
 int run(int argc, char** argv) {
   ChainShape shape = gpt_oss_20b();
   std::vector<int> batches;
+  std::vector<bool> modes = {false, true};
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "qwen3-30b-a3b") == 0) {
       shape = qwen3_30b_a3b();
+    } else if (std::strcmp(argv[i], "base") == 0) {
+      modes = {false};
+      shape.num_adapters = 0;
+    } else if (std::strcmp(argv[i], "adapters") == 0) {
+      modes = {true};
     } else if (std::strcmp(argv[i], "gpt-oss-20b") != 0) {
       batches.push_back(std::atoi(argv[i]));
     }
@@ -75,7 +81,7 @@ int run(int argc, char** argv) {
   Chain chain(shape, *std::max_element(batches.begin(), batches.end()));
   fmt::print("{}, {} layers, {} adapters of rank {}\n", chain.device(), shape.num_layers,
              shape.num_adapters, shape.rank);
-  for (const bool adapters : {false, true}) {
+  for (const bool adapters : modes) {
     for (const int rows : batches) time_batch(shape, chain, rows, adapters);
   }
   return 0;

@@ -33,6 +33,7 @@ __device__ float add_row(const AddNormParams& p, int row, float* row_values) {
   for (int v = threadIdx.x; v < num_vectors; v += blockDim.x) {
     float sum[8] = {};
     if constexpr (kDelta == RowDelta::kRouted) {
+#pragma unroll 4
       for (int c = 0; c < p.experts_per_token; ++c) {
         const int choice = row * p.experts_per_token + c;
         const int64_t pair = p.routing.pair_of_choice[choice];
@@ -62,10 +63,17 @@ __device__ float add_row(const AddNormParams& p, int row, float* row_values) {
   return rsqrtf(total / p.hidden_size + p.eps);
 }
 
-// Stores what add_row left: the residual, and the normalised row, which replaces `row_values`.
+// Replaces the row that add_row left by the normalised one, rounded.
+__device__ inline void normalise_row(const AddNormParams& p, float inverse_rms, float* row_values) {
+  for (int i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
+    row_values[i] =
+        __bfloat162float(__float2bfloat16_rn(row_values[i] * inverse_rms * p.weight[i]));
+  }
+}
+
+// The same, and stores both.
 template <RowDelta kDelta>
-__device__ void store_row(const AddNormParams& p, int row, float inverse_rms, float* row_values,
-                          bool write) {
+__device__ void store_row(const AddNormParams& p, int row, float inverse_rms, float* row_values) {
   const int64_t offset = static_cast<int64_t>(row) * p.hidden_size;
   auto* residual = reinterpret_cast<uint4*>(p.residual + offset);
   auto* out = reinterpret_cast<uint4*>(p.out + offset);
@@ -73,14 +81,14 @@ __device__ void store_row(const AddNormParams& p, int row, float inverse_rms, fl
     float values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = row_values[8 * v + i];
-    if (kDelta != RowDelta::kNone && write) residual[v] = pack_bf16x8(values);
+    if (kDelta != RowDelta::kNone) residual[v] = pack_bf16x8(values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      values[i] =
-          __bfloat162float(__float2bfloat16_rn(values[i] * inverse_rms * p.weight[8 * v + i]));
+      values[i] = __bfloat162float(
+          __float2bfloat16_rn(values[i] * inverse_rms * p.weight[8 * v + i]));
       row_values[8 * v + i] = values[i];
     }
-    if (write) out[v] = pack_bf16x8(values);
+    out[v] = pack_bf16x8(values);
   }
 }
 

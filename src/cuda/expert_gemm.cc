@@ -9,7 +9,10 @@ namespace {
 
 constexpr int kMaxSlots = 8;
 constexpr int kMinSlots = 2;
-constexpr int kWarpCounts[] = {16, 12, 8, 4};
+#ifndef MAXT
+#define MAXT 512
+#endif
+constexpr int kWarpCounts[] = {MAXT / 32, 16, 12, 8, 4};
 
 }  // namespace
 

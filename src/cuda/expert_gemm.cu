@@ -5,7 +5,10 @@ namespace medley::cuda {
 namespace {
 
 constexpr int kMaxSlots = 8;
-constexpr int kThreadsPerBlock = 512;
+#ifndef MAXT
+#define MAXT 512
+#endif
+constexpr int kThreadsPerBlock = MAXT;
 
 // Routing is read through L2: it may be older than this kernel's start by less than a wait.
 __device__ __forceinline__ RouteTile load_tile_entry(const ExpertGemmParams& p, int tile_idx) {
@@ -17,77 +20,94 @@ __device__ __forceinline__ RouteTile load_tile_entry(const ExpertGemmParams& p, 
           .segment_count = __ldcg(words + 4)};
 }
 
-// A warp's place in the stream of copies it will consume: units lo + warp, lo + warp + num_warps,
-// ... of the block's share, each its base stages and then the LoRA stages of its tile's segments.
-// All lanes hold the same values; lane 0 issues.
+// A warp's place in the stream of copies it will consume: units first + warp, first + warp +
+// num_warps, ... of the block's share, each its base stages and then the LoRA stages of its tile's
+// segments. All lanes hold the same values; lane 0 issues.
 template <bool kLora>
 struct Producer {
   const ExpertGemmParams& p;
-  int unit;  // over all tiles
-  int end;
+  int units_left;  // of the block's share, from this unit on
   int step;
-  int stage = 0;
+  int stages_left = 0;
   int segment = 0;  // of the tile
   int rank_block = 0;
+  int tile_idx;
+  int unit_in_matrix;
   const uint8_t* source = nullptr;
   RouteTile tile;
-  int tile_idx = -1;
-  int unit_in_matrix = 0;
 
   __device__ Producer(const ExpertGemmParams& params, int first, int last, int stride)
-      : p(params), unit(first), end(last), step(stride) {
-    if (unit < end) open_unit();
+      : p(params), units_left(last - first), step(stride) {
+    if (units_left <= 0) return;
+    tile_idx = first / p.layout.num_units;
+    unit_in_matrix = first - tile_idx * p.layout.num_units;
+    tile = load_tile_entry(p, tile_idx);
+    open_unit();
   }
 
   __device__ void open_unit() {
-    if (unit / p.layout.num_units != tile_idx) {
-      tile_idx = unit / p.layout.num_units;
-      tile = load_tile_entry(p, tile_idx);
-    }
-    unit_in_matrix = unit - tile_idx * p.layout.num_units;
-    source =
-        p.weights + tile.expert * p.layout.matrix_bytes() + unit_in_matrix * p.layout.unit_bytes();
-    stage = 0;
+    source = p.weights + (static_cast<int64_t>(tile.expert) * p.layout.num_units + unit_in_matrix) *
+                             p.layout.unit_bytes;
+    stages_left = p.layout.num_stages;
     segment = 0;
     rank_block = 0;
   }
-  __device__ void close_unit() {
-    unit += step;
-    if (unit < end) open_unit();
+
+  __device__ void next_unit() {
+    units_left -= step;
+    if (units_left <= 0) return;
+    unit_in_matrix += step;
+    if (unit_in_matrix >= p.layout.num_units) {
+      do {
+        unit_in_matrix -= p.layout.num_units;
+        ++tile_idx;
+      } while (unit_in_matrix >= p.layout.num_units);
+      tile = load_tile_entry(p, tile_idx);
+    }
+    open_unit();
   }
 
-  __device__ void issue(uint32_t slot, int slot_bytes, uint32_t barrier) {
-    if (unit >= end) return;
-    int bytes = p.layout.stage_bytes;
-    const uint8_t* from = source + stage * p.layout.stage_bytes;
-    if (kLora && stage == p.layout.num_stages) {
-      const LoraEntry& entry = p.lora[p.routing.segments[tile.segment_begin + segment].slot];
-      const int blocks = entry.rank / kRankBlock;
-      const int count = min(blocks - rank_block, slot_bytes / kRankBlockBytes);
-      from = entry.b + tile.expert * entry.b_expert_bytes +
-             (static_cast<int64_t>(unit_in_matrix) * blocks + rank_block) * kRankBlockBytes;
-      bytes = count * kRankBlockBytes;
-      rank_block += count;
-      if (rank_block == blocks) {
-        ++segment;
-        rank_block = 0;
-      }
-    } else {
-      ++stage;
-    }
+  __device__ static void copy(uint32_t slot, const uint8_t* from, int bytes, uint32_t barrier) {
     if (threadIdx.x % kWarpSize == 0) {
       barrier_expect(barrier, bytes);
       bulk_copy(slot, from, bytes, barrier);
     }
-    if (stage < p.layout.num_stages) return;
+  }
+
+  __device__ void skip_empty_segments() {
+    while (segment < tile.segment_count &&
+           p.lora[p.routing.segments[tile.segment_begin + segment].slot].rank == 0) {
+      ++segment;
+    }
+  }
+
+  __device__ void issue_lora(uint32_t slot, int slot_bytes, uint32_t barrier) {
+    const LoraEntry& entry = p.lora[p.routing.segments[tile.segment_begin + segment].slot];
+    const int blocks = entry.rank / kRankBlock;
+    const int count = min(blocks - rank_block, slot_bytes / kRankBlockBytes);
+    copy(slot,
+         entry.b + tile.expert * entry.b_expert_bytes +
+             (static_cast<int64_t>(unit_in_matrix) * blocks + rank_block) * kRankBlockBytes,
+         count * kRankBlockBytes, barrier);
+    rank_block += count;
+    if (rank_block < blocks) return;
+    rank_block = 0;
+    ++segment;
+    skip_empty_segments();
+    if (segment == tile.segment_count) next_unit();
+  }
+
+  __device__ __forceinline__ void issue(uint32_t slot, int slot_bytes, uint32_t barrier) {
+    if (units_left <= 0) return;
+    if (kLora && stages_left == 0) return issue_lora(slot, slot_bytes, barrier);
+    copy(slot, source, p.layout.stage_bytes, barrier);
+    source += p.layout.stage_bytes;
+    if (--stages_left > 0) return;
     if constexpr (kLora) {
-      while (segment < tile.segment_count &&
-             p.lora[p.routing.segments[tile.segment_begin + segment].slot].rank == 0) {
-        ++segment;
-      }
+      skip_empty_segments();
       if (segment < tile.segment_count) return;
     }
-    close_unit();
+    next_unit();
   }
 };
 

@@ -7,6 +7,9 @@
 
 namespace medley::cuda {
 
+// Most blocks of a kMxfp4 stage, unrolled.
+inline constexpr int kMaxStageBlocks = 5;
+
 // Columns of one mma: the tokens of a tile come in two halves.
 inline constexpr int kHalfRows = 8;
 
@@ -15,44 +18,62 @@ struct UnitSum {
   float value[kHalves][4] = {};
 };
 
-// Adds a kMxfp4 stage. `x` is the address of this lane's first 16 bytes: row lane / 4 at the
-// stage's first column, plus 16 (lane % 4) bytes.
+// Adds one kMxfp4 block: `codes` and `scales` are this lane's, `x` its first 16 bytes of the block.
+template <int kHalves>
+__device__ __forceinline__ void add_mxfp4_block(UnitSum<kHalves>& sum, uint32_t codes,
+                                                uint32_t scales, uint32_t x, int half_stride) {
+  const uint4 w = load_shared_16(codes);
+  const uint32_t scale = load_shared_4(scales);
+  const uint32_t word[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+    uint32_t low[4], high[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      low[i] = e2m1_pair(word[2 * g], i);
+      high[i] = e2m1_pair(word[2 * g + 1], i);
+    }
+    const float low_scale =
+        __uint_as_float(g == 0 ? (scale << 23) & 0x7f800000u : (scale << 7) & 0x7f800000u);
+    const float high_scale =
+        __uint_as_float(g == 0 ? (scale << 15) & 0x7f800000u : (scale >> 1) & 0x7f800000u);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const uint4 v = load_shared_16(x + h * half_stride + g * 64);
+      const float zero[4] = {};
+      float part[4];
+      mma_16x8x16(part, {low[0], high[0], low[1], high[1]}, v.x, v.y, zero);
+      mma_16x8x16(part, {low[2], high[2], low[3], high[3]}, v.z, v.w, part);
+      sum.value[h][0] += part[0] * low_scale;
+      sum.value[h][1] += part[1] * low_scale;
+      sum.value[h][2] += part[2] * high_scale;
+      sum.value[h][3] += part[3] * high_scale;
+    }
+  }
+}
+
+// `x` is the address of this lane's first 16 bytes: row lane / 4 at the stage's first column, plus
+// 16 (lane % 4) bytes.
 template <int kHalves>
 __device__ __forceinline__ void add_mxfp4_stage(UnitSum<kHalves>& sum, uint32_t stage, uint32_t x,
                                                 int num_blocks, int half_stride) {
   const int lane = threadIdx.x % kWarpSize;
   const uint32_t codes = stage + lane * 16;
   const uint32_t scales = stage + num_blocks * kCodeBytes + lane / 4 * 4;
+#ifndef NOUNROLL
+  if (num_blocks == kMaxStageBlocks) {
+#pragma unroll
+    for (int block = 0; block < kMaxStageBlocks; ++block) {
+      add_mxfp4_block(sum, codes + block * kCodeBytes, scales + block * kScaleBytes,
+                      x + block * 128, half_stride);
+    }
+    return;
+  }
+#endif
 #pragma unroll 1
   for (int block = 0; block < num_blocks; ++block) {
-    const uint4 w = load_shared_16(codes + block * kCodeBytes);
-    const uint32_t scale = load_shared_4(scales + block * kScaleBytes);
-    const uint32_t word[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-    for (int g = 0; g < 2; ++g) {
-      uint32_t low[4], high[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        low[i] = e2m1_pair(word[2 * g], i);
-        high[i] = e2m1_pair(word[2 * g + 1], i);
-      }
-      const float low_scale =
-          __uint_as_float(g == 0 ? (scale << 23) & 0x7f800000u : (scale << 7) & 0x7f800000u);
-      const float high_scale =
-          __uint_as_float(g == 0 ? (scale << 15) & 0x7f800000u : (scale >> 1) & 0x7f800000u);
-#pragma unroll
-      for (int h = 0; h < kHalves; ++h) {
-        const uint4 v = load_shared_16(x + h * half_stride + block * 128 + g * 64);
-        const float zero[4] = {};
-        float part[4];
-        mma_16x8x16(part, {low[0], high[0], low[1], high[1]}, v.x, v.y, zero);
-        mma_16x8x16(part, {low[2], high[2], low[3], high[3]}, v.z, v.w, part);
-        sum.value[h][0] += part[0] * low_scale;
-        sum.value[h][1] += part[1] * low_scale;
-        sum.value[h][2] += part[2] * high_scale;
-        sum.value[h][3] += part[3] * high_scale;
-      }
-    }
+    add_mxfp4_block(sum, codes + block * kCodeBytes, scales + block * kScaleBytes, x + block * 128,
+                    half_stride);
   }
 }
 
@@ -112,13 +133,15 @@ __device__ __forceinline__ void add_lora_stage(UnitSum<kHalves>& sum, uint32_t s
   }
 }
 
-__device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + __expf(-v)); }
+__device__ __forceinline__ float times_sigmoid(float factor, float v) {
+  return __fdividef(factor, 1.0f + __expf(-v));
+}
 
 __device__ __forceinline__ float gate_times_up(const ExpertGemmParams& p, float gate, float up) {
-  if (p.activation == GateActivation::kSwiGlu) return gate * sigmoid(gate) * up;
+  if (p.activation == GateActivation::kSwiGlu) return times_sigmoid(gate * up, gate);
   gate = fminf(gate, p.activation_limit);
   up = fminf(fmaxf(up, -p.activation_limit), p.activation_limit);
-  return (up + 1.0f) * gate * sigmoid(p.activation_alpha * gate);
+  return times_sigmoid((up + 1.0f) * gate, p.activation_alpha * gate);
 }
 
 }  // namespace medley::cuda

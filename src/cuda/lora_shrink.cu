@@ -58,7 +58,7 @@ __global__ void lora_shrink_kernel(const __grid_constant__ LoraShrinkParams p, i
   }
   for (int unit = blockIdx.y; unit < num_units; unit += rank_step) {
     const uint8_t* a =
-        entry.a + segment.expert * entry.a_expert_bytes + unit * p.layout.unit_bytes();
+        entry.a + segment.expert * entry.a_expert_bytes + static_cast<int64_t>(unit) * p.layout.unit_bytes;
     HalfSums sum;
     if (segment.count > kHalfRows) {
       add_blocks<2>(sum, p, a, x);

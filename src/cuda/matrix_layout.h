@@ -26,9 +26,9 @@ struct MatrixLayout {
   int stage_blocks = 0;
   int num_stages = 0;
   int stage_bytes = 0;
+  uint32_t unit_bytes = 0;
 
-  constexpr size_t unit_bytes() const { return static_cast<size_t>(num_stages) * stage_bytes; }
-  constexpr size_t matrix_bytes() const { return num_units * unit_bytes(); }
+  constexpr size_t matrix_bytes() const { return static_cast<size_t>(num_units) * unit_bytes; }
 };
 
 inline constexpr int kUnitRows = 16;

@@ -104,12 +104,13 @@ MatrixLayout make_matrix_layout(StreamFormat format, int64_t rows, int64_t cols)
           .padded_cols = blocks * width,
           .stage_blocks = stage_blocks,
           .num_stages = blocks / stage_blocks,
-          .stage_bytes = stage_blocks * block_bytes(format)};
+          .stage_bytes = stage_blocks * block_bytes(format),
+          .unit_bytes = static_cast<uint32_t>(blocks * block_bytes(format))};
 }
 
 Result<void> pack_matrix(const MatrixLayout& layout, const RowSource& source, uint8_t* out) {
   for (int unit = 0; unit < layout.num_units; ++unit) {
-    uint8_t* unit_out = out + unit * layout.unit_bytes();
+    uint8_t* unit_out = out + static_cast<size_t>(unit) * layout.unit_bytes;
     if (layout.format == StreamFormat::kMxfp4) {
       MEDLEY_TRY(pack_mxfp4_unit(layout, source, unit, unit_out));
     } else {

@@ -8,6 +8,7 @@ namespace medley::cuda {
 namespace {
 
 constexpr int kHalfUnit = 8;  // experts that a warp takes at once
+constexpr int kMaxRouteThreads = 512;
 
 // partial[split][expert] = the split's share of the dot product of a router row with the row in
 // shared memory, for all (8 experts, split) items of this block; stored in the cluster's first
@@ -25,7 +26,7 @@ __device__ void partial_logits(const RouteParams& p, const RouteConfig& config, 
     const int first = num_blocks * split / config.num_splits;
     const int last = num_blocks * (split + 1) / config.num_splits;
     const uint8_t* weights =
-        p.router + octet / 2 * p.layout.unit_bytes() + octet % 2 * 512 + lane * 16;
+        p.router + static_cast<int64_t>(octet / 2) * p.layout.unit_bytes + octet % 2 * 512 + lane * 16;
     float sum = 0.0f;
 #pragma unroll 4
     for (int block = first; block < last; ++block) {
@@ -48,64 +49,68 @@ __device__ void partial_logits(const RouteParams& p, const RouteConfig& config, 
   }
 }
 
-// One warp: the k largest logits, ties to the lower expert, and their weights.
+// Orders floats as unsigned integers.
+__device__ __forceinline__ uint32_t ordered(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float from_ordered(uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+// One warp: the k largest logits, ties to the lower expert, and their weights. Lane i holds the
+// experts i, i + 32, ...
 __device__ void choose_experts(const RouteParams& p, int num_splits, const float* partial,
                                int row) {
   constexpr int kPerLane = kMaxRoutedExperts / kWarpSize;
   const int lane = threadIdx.x;
-  float logits[kPerLane];
-  float max = -INFINITY;
+  uint32_t keys[kPerLane];  // 0: no expert, or chosen already
+  float all = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int expert = i * kWarpSize + lane;
-    logits[i] = -INFINITY;
+    keys[i] = 0;
     if (expert >= p.num_experts) continue;
     float sum = p.router_bias == nullptr ? 0.0f : p.router_bias[expert];
+#pragma unroll 8
     for (int split = 0; split < num_splits; ++split) sum += partial[split * p.num_experts + expert];
-    logits[i] = sum;
-    max = fmaxf(max, sum);
+    keys[i] = ordered(sum);
   }
-#pragma unroll
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-  }
-  float all = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) all += __expf(logits[i] - max);
-  all = warp_sum(all);
-
   const int k = p.experts_per_token;
+  float max = 0.0f;
   float chosen_weight = 0.0f;  // lane j holds choice j
   int chosen_expert = 0;
   float chosen_sum = 0.0f;
   for (int j = 0; j < k; ++j) {
-    float best = -INFINITY;
-    int best_expert = kMaxRoutedExperts;
+    uint32_t best = 0;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (logits[i] > best) {
-        best = logits[i];
-        best_expert = i * kWarpSize + lane;
+    for (int i = 0; i < kPerLane; ++i) best = keys[i] > best ? keys[i] : best;
+    best = __reduce_max_sync(0xffffffffu, best);
+    uint32_t mine = kMaxRoutedExperts;
+#pragma unroll
+    for (int i = kPerLane - 1; i >= 0; --i) {
+      if (keys[i] == best) mine = i * kWarpSize + lane;
+    }
+    const uint32_t expert = __reduce_min_sync(0xffffffffu, mine);
+    if (j == 0) {
+      max = from_ordered(best);
+      if (p.weights == RouteWeights::kSoftmaxOfAll) {
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+          if (keys[i] != 0) all += __expf(from_ordered(keys[i]) - max);
+        }
+        all = warp_sum(all);
       }
     }
-#pragma unroll
-    for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-      const float other = __shfl_xor_sync(0xffffffffu, best, offset);
-      const int other_expert = __shfl_xor_sync(0xffffffffu, best_expert, offset);
-      if (other > best || (other == best && other_expert < best_expert)) {
-        best = other;
-        best_expert = other_expert;
-      }
-    }
-    const float weight = __expf(best - max);
+    const float weight = __expf(from_ordered(best) - max);
     chosen_sum += weight;
     if (lane == j) {
       chosen_weight = weight;
-      chosen_expert = best_expert;
+      chosen_expert = static_cast<int>(expert);
     }
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      if (i * kWarpSize + lane == best_expert) logits[i] = -INFINITY;
+      if (i * kWarpSize + lane == expert) keys[i] = 0;
     }
   }
   const float total = p.weights == RouteWeights::kSoftmaxOfAll ? all : chosen_sum;
@@ -115,13 +120,33 @@ __device__ void choose_experts(const RouteParams& p, int num_splits, const float
   }
 }
 
+// Counts a row as routed; true for the last one of the step, whose caller then sees all rows'.
+__device__ bool arrive_last(uint32_t* arrivals, int num_rows) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(arrivals)
+               : "memory");
+  return before == static_cast<uint32_t>(num_rows - 1);
+}
+
+// Brings this block's share of the router closer while the predecessor runs.
+__device__ void prefetch_router(const RouteParams& p, int block_rank, int num_blocks) {
+  const int64_t lines = static_cast<int64_t>(p.layout.matrix_bytes() / 128);
+  for (int64_t i = block_rank * blockDim.x + threadIdx.x; i < lines;
+       i += static_cast<int64_t>(num_blocks) * blockDim.x) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p.router + i * 128));
+  }
+}
+
 }  // namespace
 
 // Dynamic shared memory: the row (padded_cols floats), then (num_splits, num_experts) partial
 // logits; the last block to finish reuses it for the grouping.
 template <RowDelta kDelta>
-__global__ void add_norm_route_kernel(const __grid_constant__ RouteParams p,
-                                      const __grid_constant__ RouteConfig config) {
+__global__ void __launch_bounds__(kMaxRouteThreads, 1)
+    add_norm_route_kernel(const __grid_constant__ RouteParams p,
+                          const __grid_constant__ RouteConfig config) {
   namespace cg = cooperative_groups;
   extern __shared__ __align__(16) float route_shared[];
   __shared__ bool last_row;
@@ -132,9 +157,12 @@ __global__ void add_norm_route_kernel(const __grid_constant__ RouteParams p,
   for (int i = p.norm.hidden_size + threadIdx.x; i < p.layout.padded_cols; i += blockDim.x) {
     route_shared[i] = 0.0f;
   }
+  if (row == 0) prefetch_router(p, rank, config.cluster);
   wait_for_predecessor();
   launch_dependents();
   const int num_rows = *p.norm.num_rows;
+  // Rows up to the padded batch exist; their values only count below num_rows.
+  const float inverse_rms = add_row<kDelta>(p.norm, row, route_shared);
   if (row >= num_rows) {
     if (num_rows == 0 && row == 0 && rank == 0 && threadIdx.x == 0) {
       *p.routing.num_tiles = 0;
@@ -142,26 +170,30 @@ __global__ void add_norm_route_kernel(const __grid_constant__ RouteParams p,
     }
     return;
   }
-  const float inverse_rms = add_row<kDelta>(p.norm, row, route_shared);
-  cluster.sync();  // every block has read the residual that the first one replaces
-  store_row<kDelta>(p.norm, row, inverse_rms, route_shared, /*write=*/rank == 0);
+  cluster_arrive();  // this block has read the residual that the first one replaces
+  if (rank != 0) {
+    normalise_row(p.norm, inverse_rms, route_shared);
+    cluster_wait();
+  } else {
+    cluster_wait();
+    store_row<kDelta>(p.norm, row, inverse_rms, route_shared);
+  }
   __syncthreads();
   partial_logits(p, config, route_shared, cluster.map_shared_rank(partial, 0), rank);
-  cluster.sync();
+  cluster_arrive();
+  cluster_wait();
   if (rank != 0) return;
 
   if (threadIdx.x < kWarpSize) {
     choose_experts(p, config.num_splits, partial, row);
-    __threadfence();
     __syncwarp();
     if (threadIdx.x == 0) {
-      last_row = atomicAdd(p.routing.arrivals, 1u) == static_cast<uint32_t>(num_rows - 1);
+      last_row = num_rows == 1 || arrive_last(p.routing.arrivals, num_rows);
+      if (last_row && num_rows > 1) *p.routing.arrivals = 0;
     }
   }
   __syncthreads();
   if (!last_row) return;
-  __threadfence();
-  if (threadIdx.x == 0) *p.routing.arrivals = 0;
   group_pairs(p, num_rows, *reinterpret_cast<GroupShared*>(route_shared));
 }
 
