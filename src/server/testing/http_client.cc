@@ -71,6 +71,13 @@ bool HttpClient::read_until(const std::string& text) {
   return true;
 }
 
+void HttpClient::read_available() {
+  const timeval timeout{.tv_sec = 0, .tv_usec = 2000};
+  setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  while (read_more()) {
+  }
+}
+
 std::string HttpClient::take_line() {
   if (!read_until("\r\n")) return {};
   const size_t end = buffer_.find("\r\n");

@@ -29,6 +29,8 @@ class HttpClient {
   // Reads until `text` has come; false if the server closes first.
   bool read_until(const std::string& text);
   ClientResponse read_response();
+  // Takes what comes within a few milliseconds, whatever it is.
+  void read_available();
   void close();
 
  private:
