@@ -162,7 +162,7 @@ def start_server(binary: str, port: int) -> subprocess.Popen:
     modules = [f"{folder.name}={folder}" for folder in sorted((DEMO / "adapters").iterdir())
                if (folder / "adapter_config.json").exists()]
     command = [binary, "serve", str(DEMO / "model"), "--served-model-name", "base", "--dtype", "float32",
-               "--host", "127.0.0.1", "--port", str(port)]
+               "--max-num-seqs", "16", "--max-model-len", "2048", "--host", "127.0.0.1", "--port", str(port)]
     if modules:
         command += ["--lora-modules", *modules]
     env = dict(os.environ, MEDLEY_LOG_LEVEL=os.environ.get("MEDLEY_LOG_LEVEL", "warn"))

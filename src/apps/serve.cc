@@ -85,17 +85,11 @@ Result<std::unique_ptr<AdapterStore>> open_adapters(const ServeFlags& flags, con
                                           .base_tensors = &checkpoint.tensors()}));
   for (const std::string& text : flags.lora_modules) {
     MEDLEY_TRY_ASSIGN(const LoraModule module, parse_lora_module(text));
-    const int64_t start_ns = now_ns();
     const Result<AdapterInfo> info = store->load(module.name, module.path);
     if (!info.ok()) {
       Error error = info.error();
       error.message = fmt::format("adapter {} in {}: {}", module.name, module.path, error.message);
       return error;
-    }
-    log::info("adapter {}: rank {}, {:.1f} MiB, {:.2f} s", module.name, info->max_rank,
-              static_cast<double>(info->num_bytes) / (1 << 20), seconds_since(start_ns));
-    for (const std::string& warning : info->warnings) {
-      log::warn("adapter {}: {}", module.name, warning);
     }
   }
   return store;
