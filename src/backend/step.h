@@ -16,6 +16,7 @@ struct StepDesc {
 // slot (the step before may still be running).
 inline constexpr int32_t kTokenFromSampler = -1;
 inline constexpr int32_t kNoAdapter = -1;
+inline constexpr int32_t kSampleToken = -1;
 
 // One step as the engine describes it, on the host. Rows are grouped by sequence: sequence s owns
 // the rows [q_indptr[s], q_indptr[s + 1]), the last tokens of its kv_lens[s] tokens.
@@ -31,9 +32,11 @@ struct StepInputs {
   std::span<const int32_t>
       page_ids;  // (pages) token t of a sequence lives in its page t / page_size
   std::span<const int32_t> sampler_slots;  // (seqs)
-  std::span<const int32_t>
-      logit_rows;  // (selected) rows whose logits are wanted: one per sampled sequence
+  std::span<const int32_t> logit_rows;  // (selected) rows whose logits are wanted; at most max_seqs
   std::span<const int32_t> logit_seqs;  // (selected) their sequences
+  // (selected) kSampleToken, once per sequence at most, or the known token that follows the row and
+  // whose log-probability is wanted. Empty: all are sampled.
+  std::span<const int32_t> logit_targets = {};
 
   int num_rows() const { return static_cast<int>(token_ids.size()); }
   int num_seqs() const { return static_cast<int>(kv_lens.size()); }

@@ -4,6 +4,7 @@
 #include "cpu/parallel.h"
 #include "cpu/philox.h"
 #include "cpu/planned_ops.h"
+#include "cpu/sampler_slots.h"
 #include "cpu/step.h"
 
 namespace medley::cpu {
@@ -109,13 +110,12 @@ class CpuSampler : public Sampler {
   CpuSampler(Context& context, const SamplerDesc& desc)
       : context_(context),
         desc_(desc),
-        params_(desc.max_seqs),
-        ids_(desc.vocab_size * context.pool.num_threads()) {}
+        slots_(desc),
+        ids_(desc.vocab_size * context.pool.num_threads()),
+        adjusted_(desc.vocab_size * context.pool.num_threads()) {}
 
   void set_slot(int slot, const SamplerParams& params, Stream&) override {
-    MEDLEY_CHECK(slot >= 0 && slot < desc_.max_seqs, fmt::format("slot {}", slot));
-    MEDLEY_CHECK_LE(params.num_top_logprobs, kMaxTopLogprobs);
-    params_[slot] = params;
+    slots_.set(slot, params);
   }
 
   void run(const ConstTensorView& logits, const Step& generic, Stream&,
@@ -123,43 +123,72 @@ class CpuSampler : public Sampler {
     const CpuStep& step = cpu_step(generic);
     const int rows = step.num_logit_rows();
     MEDLEY_CHECK_LE(static_cast<size_t>(rows), out.token_ids.size());
-    // One share of the rows, and one list of ids, per thread.
+    // One share of the rows, and scratch of one row, per thread.
     const int shares = context_.pool.num_threads();
     parallel_items(context_.pool, shares, rows * desc_.vocab_size * 8, [&](int64_t share) {
-      int32_t* ids = ids_.data() + share * desc_.vocab_size;
+      const Scratch scratch{.ids = ids_.data() + share * desc_.vocab_size,
+                            .adjusted = adjusted_.data() + share * desc_.vocab_size};
       for (int i = static_cast<int>(share); i < rows; i += shares) {
-        sample_row(logits.as<float>() + i * desc_.vocab_size, step, i, ids, out);
+        const float* row = logits.as<float>() + i * desc_.vocab_size;
+        if (step.logit_targets[i] == kSampleToken) {
+          sample_row(row, step, i, scratch, out);
+        } else {
+          score_row(row, step, i, scratch, out);
+        }
       }
     });
   }
 
  private:
-  void sample_row(const float* logits, const CpuStep& step, int i, int32_t* ids,
+  struct Scratch {
+    int32_t* ids = nullptr;
+    float* adjusted = nullptr;
+  };
+
+  void sample_row(const float* logits, const CpuStep& step, int i, const Scratch& scratch,
                   SampleOutput& out) {
     const int slot = step.sampler_slots[step.logit_seqs[i]];
-    const SamplerParams& params = params_[slot];
+    const SamplerParams& params = slots_.params(slot);
+    const float* adjusted = slots_.adjust(slot, logits, scratch.adjusted);
     int32_t token = 0;
     if (params.temperature <= 0.0f) {
-      token = argmax(logits, desc_.vocab_size);
+      token = argmax(adjusted, desc_.vocab_size);
     } else {
       const auto position = static_cast<uint32_t>(step.positions[step.logit_rows[i]]);
-      token = draw(params, logits, ids, desc_.vocab_size, uniform_draw(params.seed, position));
+      token = draw(params, adjusted, scratch.ids, desc_.vocab_size,
+                   uniform_draw(params.seed, position));
     }
+    slots_.add_output(slot, token);
     out.token_ids[i] = token;
     context_.sampled_ids[slot] = token;
-    if (params.num_top_logprobs >= 0) write_logprobs(logits, params, token, i, ids, out);
+    if (params.num_top_logprobs >= 0) {
+      write_logprobs(logits, params.num_top_logprobs, i, scratch.ids, out);
+    }
   }
 
-  void write_logprobs(const float* logits, const SamplerParams& params, int32_t token, int i,
-                      int32_t* ids, SampleOutput& out) const {
+  void score_row(const float* logits, const CpuStep& step, int i, const Scratch& scratch,
+                 SampleOutput& out) {
+    const SamplerParams& params = slots_.params(step.sampler_slots[step.logit_seqs[i]]);
+    out.token_ids[i] = step.logit_targets[i];
+    write_logprobs(logits, std::max(params.num_prompt_logprobs, 0), i, scratch.ids, out);
+  }
+
+  // Of out.token_ids[i] and the best `num_top`.
+  void write_logprobs(const float* logits, int64_t num_top, int i, int32_t* ids,
+                      SampleOutput& out) const {
+    const int32_t token = out.token_ids[i];
     Ranking ranking(logits, ids, desc_.vocab_size);
     const double best = logits[ranking.at(0)];
     double sum = 0.0;
-    for (int64_t id = 0; id < desc_.vocab_size; ++id) sum += std::exp(logits[id] - best);
+    int32_t rank = 1;
+    for (int32_t id = 0; id < desc_.vocab_size; ++id) {
+      sum += std::exp(logits[id] - best);
+      rank += logits[id] > logits[token] || (logits[id] == logits[token] && id < token);
+    }
     const double log_sum = best + std::log(sum);
     out.logprobs[i] = static_cast<float>(logits[token] - log_sum);
-    const int64_t wanted = std::min<int64_t>(params.num_top_logprobs, desc_.vocab_size);
-    for (int64_t j = 0; j < wanted; ++j) {
+    out.ranks[i] = rank;
+    for (int64_t j = 0; j < std::min(num_top, desc_.vocab_size); ++j) {
       const int32_t id = ranking.at(j);
       out.top_ids[i * kMaxTopLogprobs + j] = id;
       out.top_logprobs[i * kMaxTopLogprobs + j] = static_cast<float>(logits[id] - log_sum);
@@ -168,8 +197,9 @@ class CpuSampler : public Sampler {
 
   Context& context_;
   SamplerDesc desc_;
-  std::vector<SamplerParams> params_;  // by slot
+  SamplerSlots slots_;
   std::vector<int32_t> ids_;
+  std::vector<float> adjusted_;
 };
 
 }  // namespace

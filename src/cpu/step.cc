@@ -35,7 +35,7 @@ CpuStep::CpuStep(const StepDesc& desc) : desc_(desc) {
     rows->reserve(desc.max_rows);
   }
   for (auto* seqs : {&q_indptr, &kv_lens, &page_indptr, &sampler_slots, &logit_rows, &logit_seqs,
-                     &logit_groups.order, &logit_adapters_}) {
+                     &logit_targets, &logit_groups.order, &logit_adapters_}) {
     seqs->reserve(desc.max_seqs + 1);
   }
   page_ids.reserve(desc.max_pages);
@@ -67,6 +67,12 @@ void CpuStep::update(const StepInputs& inputs, Stream&) {
   assign(sampler_slots, inputs.sampler_slots, desc_.max_seqs);
   assign(logit_rows, inputs.logit_rows, desc_.max_seqs);
   assign(logit_seqs, inputs.logit_seqs, desc_.max_seqs);
+  if (inputs.logit_targets.empty()) {
+    logit_targets.assign(logit_rows.size(), kSampleToken);
+  } else {
+    MEDLEY_CHECK_EQ(inputs.logit_targets.size(), logit_rows.size());
+    assign(logit_targets, inputs.logit_targets, desc_.max_seqs);
+  }
 
   group_by_adapter(adapter_of_row, row_groups);
   logit_adapters_.clear();

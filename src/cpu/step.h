@@ -31,7 +31,7 @@ class CpuStep : public Step {
 
   // As in StepInputs.
   std::vector<int32_t> token_ids, positions, seq_of_row, adapter_of_row, q_indptr, kv_lens,
-      page_indptr, page_ids, sampler_slots, logit_rows, logit_seqs;
+      page_indptr, page_ids, sampler_slots, logit_rows, logit_seqs, logit_targets;
   RowGroups row_groups;    // over rows
   RowGroups logit_groups;  // over indices of logit_rows
 
