@@ -83,12 +83,15 @@ class Served {
     EXPECT_TRUE(spec.ok()) << spec.error().message;
     auto checkpoint = Checkpoint::open_folder(folder.string());
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.error().message;
-    auto weights = read_model_weights(*spec, *checkpoint);
+    checkpoint_ = std::move(checkpoint).value();
+    auto weights = read_model_weights(*spec, *checkpoint_);
     EXPECT_TRUE(weights.ok()) << weights.error().message;
     backend_ = make_cpu_backend({.num_threads = 2});
     const auto adapters = sorted_folders(folder / "adapters");
-    auto store = AdapterStore::create(
-        *spec, *backend_, {.max_loras = std::max<int>(1, static_cast<int>(adapters.size()))});
+    auto store =
+        AdapterStore::create(*spec, *backend_,
+                             {.max_loras = std::max<int>(1, static_cast<int>(adapters.size())),
+                              .base_tensors = &checkpoint_->tensors()});
     EXPECT_TRUE(store.ok()) << store.error().message;
     store_ = std::move(store).value();
     collect("", folder / "golden.json");
@@ -169,6 +172,7 @@ class Served {
   }
 
   fs::path folder_;
+  std::optional<Checkpoint> checkpoint_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<AdapterStore> store_;
   std::vector<Case> cases_;
