@@ -24,10 +24,20 @@ struct TokenLogprob {
   float logprob = 0.0f;
 };
 
-// What the engine says of one request after one step: a new token, the end, or both. After the
-// event with `finish` set nothing more comes for that request.
+// A token of the prompt, scored by the model that has read what is before it.
+struct PromptLogprob {
+  TokenLogprob token;
+  int rank = 0;                   // place among all tokens, from 1
+  std::vector<TokenLogprob> top;  // best first
+};
+
+// What the engine says of one request after one step: scored tokens of its prompt, a new token, the
+// end, or several of them. After the event with `finish` set nothing more comes for that request.
 struct TokenEvent {
   RequestId request_id = 0;
+  // When asked for: the next tokens of the prompt, from its second on, in order. All of them come
+  // before the first token or with it.
+  std::vector<PromptLogprob> prompt_logprobs;
   std::optional<int32_t> token_id;
   float logprob = 0.0f;                    // when asked for
   std::vector<TokenLogprob> top_logprobs;  // best first, when asked for

@@ -10,13 +10,32 @@
 namespace medley {
 namespace {
 
-SamplerParams sampler_params(const SamplingParams& s) {
+// Views into the sequence.
+SamplerParams sampler_params(const Sequence& seq) {
+  const SamplingParams& s = seq.request.sampling;
+  const std::span<const int32_t> tokens = seq.tokens;
   return {.temperature = s.temperature,
           .top_p = s.top_p,
           .top_k = s.top_k,
           .min_p = s.min_p,
           .seed = s.seed,
-          .num_top_logprobs = s.num_top_logprobs};
+          .num_top_logprobs = s.num_top_logprobs,
+          .num_prompt_logprobs = s.num_prompt_logprobs,
+          .repetition_penalty = s.repetition_penalty,
+          .frequency_penalty = s.frequency_penalty,
+          .presence_penalty = s.presence_penalty,
+          .prompt_ids = tokens.first(seq.num_prompt()),
+          .output_ids = tokens.subspan(seq.num_prompt()),
+          .edits = seq.logit_edits};
+}
+
+std::vector<TokenLogprob> top_logprobs(const SampleOutput& output, int output_idx, int num_top) {
+  std::vector<TokenLogprob> top;
+  for (int i = 0; i < num_top; ++i) {
+    const size_t at = static_cast<size_t>(output_idx) * kMaxTopLogprobs + i;
+    top.push_back({output.top_ids[at], output.top_logprobs[at]});
+  }
+  return top;
 }
 
 }  // namespace
@@ -29,7 +48,8 @@ EngineCore::EngineCore(const EngineOptions& options, Executor& executor, Adapter
       limits_({.max_num_seqs = options.max_num_seqs,
                .max_num_batched_tokens = options.max_num_batched_tokens,
                .page_size = desc_.page_size,
-               .max_adapters = options.max_loras}),
+               .max_adapters = options.max_loras,
+               .max_logit_rows = desc_.step.max_seqs}),
       pool_(desc_.num_pages),
       batch_(desc_.step, desc_.page_size) {
   for (int slot = options.max_num_seqs - 1; slot >= 0; --slot) free_slots_.push_back(slot);
@@ -48,6 +68,7 @@ void EngineCore::add(Request request) {
   seq.arrival = ++clock_;
   seq.max_tokens =
       std::min<int64_t>(seq.num_prompt() + seq.request.sampling.max_tokens, options_.max_model_len);
+  seq.logit_edits = logit_edits(seq.request.sampling, options_.eos_token_ids, desc_.vocab_size);
   if (!seq.request.adapter.empty()) {
     AdapterGroup& group = groups_[seq.request.adapter];
     if (group.num_open++ == 0) group.id = kBaseModel + ++num_groups_;
@@ -93,6 +114,8 @@ SeqState EngineCore::state_of(const Sequence& seq) const {
   SeqState state = {.num_tokens = seq.num_tokens(),
                     .num_computed = seq.num_computed,
                     .num_pages = seq.pages.num_pages(),
+                    .logits_from = seq.scored_from(),
+                    .logits_to = seq.scored_to(),
                     .adapter = seq.adapter,
                     .arrival = seq.arrival,
                     .waiting_since = seq.arrival,
@@ -219,26 +242,28 @@ void EngineCore::enter(Sequence& seq) {
   seq.preempted = false;
   seq.slot = free_slots_.back();
   free_slots_.pop_back();
-  slot_updates_.push_back({*seq.slot, sampler_params(seq.request.sampling)});
+  slot_updates_.push_back({*seq.slot, sampler_params(seq)});
 }
 
 void EngineCore::add_to_batch(Sequence& seq, int64_t num_tokens, LaunchedStep& step) {
   const bool has_pages = seq.pages.grow(seq.num_tokens(), desc_.page_size, pool_);
   MEDLEY_CHECK(has_pages, "planned without pages");
-  step.rows.push_back({&seq, batch_.add(seq, num_tokens)});
+  const Batch::Outputs outputs = batch_.add(seq, num_tokens);
+  step.rows.push_back({&seq, outputs});
   seq.num_computed += num_tokens;
+  seq.num_scored += outputs.num_scored;
 }
 
 void EngineCore::after_launch(LaunchedStep step) {
   ++num_steps_;
-  for (const auto& [seq, is_sampled] : step.rows) {
+  for (const auto& [seq, outputs] : step.rows) {
     ++seq->num_steps_in_flight;
     const int64_t num_prompt = std::min(seq->num_computed, seq->num_prompt());
     if (num_prompt > seq->num_counted_prompt) {
       num_prompt_tokens_ += num_prompt - seq->num_counted_prompt;
       seq->num_counted_prompt = num_prompt;
     }
-    if (!is_sampled) continue;
+    if (!outputs.is_sampled) continue;
     ++seq->num_pending;
     if (seq->num_tokens() >= seq->max_tokens) leave(*seq, SequenceState::kFinishing);
   }
@@ -257,32 +282,43 @@ void EngineCore::retire_oldest() {
   }
   const int64_t time_ns = now_ns();
   int output_idx = 0;
-  for (const auto& [seq, is_sampled] : step.rows) {
-    const int idx = is_sampled ? output_idx++ : 0;
-    if (seq->state() == SequenceState::kEnded) {
-      release_if_done(*seq);
-    } else if (is_sampled) {
-      accept_token(*seq, **output, idx, time_ns);
+  for (const LaunchedRows& rows : step.rows) {
+    const int num_outputs = rows.outputs.num_scored + (rows.outputs.is_sampled ? 1 : 0);
+    if (rows.seq->state() == SequenceState::kEnded) {
+      release_if_done(*rows.seq);
+    } else if (num_outputs > 0) {
+      accept(rows, **output, output_idx, time_ns);
     }
+    output_idx += num_outputs;
   }
 }
 
+void EngineCore::accept(const LaunchedRows& rows, const SampleOutput& output, int output_idx,
+                        int64_t time_ns) {
+  Sequence& seq = *rows.seq;
+  TokenEvent& event = add_event(seq);
+  event.time_ns = time_ns;
+  const int num_top = seq.request.sampling.num_prompt_logprobs;
+  for (int i = 0; i < rows.outputs.num_scored; ++i, ++output_idx) {
+    event.prompt_logprobs.push_back(
+        {.token = {output.token_ids[output_idx], output.logprobs[output_idx]},
+         .rank = output.ranks[output_idx],
+         .top = top_logprobs(output, output_idx, num_top)});
+  }
+  if (rows.outputs.is_sampled) accept_token(seq, output, output_idx, event);
+}
+
 void EngineCore::accept_token(Sequence& seq, const SampleOutput& output, int output_idx,
-                              int64_t time_ns) {
+                              TokenEvent& event) {
   --seq.num_pending;
   const int32_t token_id = output.token_ids[output_idx];
   seq.tokens.push_back(token_id);
   ++num_generation_tokens_;
 
-  TokenEvent& event = add_event(seq);
   event.token_id = token_id;
-  event.time_ns = time_ns;
   const int num_top = seq.request.sampling.num_top_logprobs;
   if (num_top >= 0) event.logprob = output.logprobs[output_idx];
-  for (int i = 0; i < num_top; ++i) {
-    const size_t at = static_cast<size_t>(output_idx) * kMaxTopLogprobs + i;
-    event.top_logprobs.push_back({output.top_ids[at], output.top_logprobs[at]});
-  }
+  event.top_logprobs = top_logprobs(output, output_idx, num_top);
   const std::optional<FinishReason> reason = finish_reason(seq, options_.eos_token_ids);
   if (!reason) return;
   event.finish = reason;

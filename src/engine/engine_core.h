@@ -57,7 +57,7 @@ class EngineCore {
  private:
   struct LaunchedRows {
     Sequence* seq = nullptr;
-    bool is_sampled = false;
+    Batch::Outputs outputs;
   };
   struct LaunchedStep {
     StepTicket ticket = 0;
@@ -82,7 +82,9 @@ class EngineCore {
   void add_to_batch(Sequence& seq, int64_t num_tokens, LaunchedStep& step);
   void after_launch(LaunchedStep step);
   void retire_oldest();
-  void accept_token(Sequence& seq, const SampleOutput& output, int output_idx, int64_t time_ns);
+  void accept(const LaunchedRows& rows, const SampleOutput& output, int output_idx,
+              int64_t time_ns);
+  void accept_token(Sequence& seq, const SampleOutput& output, int output_idx, TokenEvent& event);
   void end(Sequence& seq, FinishReason reason, std::optional<Error> error);
   TokenEvent& add_event(const Sequence& seq);
   void leave(Sequence& seq, SequenceState next);

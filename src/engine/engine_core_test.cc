@@ -57,6 +57,10 @@ struct Harness {
   }
   void collect() {
     for (TokenEvent& event : core.take_events()) {
+      for (const PromptLogprob& scored : event.prompt_logprobs) {
+        EXPECT_FALSE(tokens.contains(event.request_id)) << "the prompt comes first";
+        prompt_logprobs[event.request_id].push_back(scored);
+      }
       if (event.token_id) tokens[event.request_id].push_back(*event.token_id);
       EXPECT_FALSE(ends.contains(event.request_id)) << "an event after the end";
       if (event.finish) ends[event.request_id] = event;
@@ -71,6 +75,19 @@ struct Harness {
     EXPECT_EQ(tokens[r.id], answer.tokens);
     EXPECT_EQ(ends[r.id].finish, answer.finish);
   }
+  // All of the prompt but its first token, each once.
+  void expect_prompt_logprobs(const Request& r) {
+    const std::vector<PromptLogprob>& got = prompt_logprobs[r.id];
+    ASSERT_EQ(got.size(), r.prompt.size() - 1);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const int32_t id = r.prompt[i + 1];
+      EXPECT_EQ(got[i].token.token_id, id);
+      EXPECT_EQ(got[i].token.logprob, testing::fake_logprob(id, i + 1));
+      EXPECT_EQ(got[i].rank, 1 + id % 5);
+      ASSERT_EQ(got[i].top.size(), static_cast<size_t>(r.sampling.num_prompt_logprobs));
+      for (size_t k = 0; k < got[i].top.size(); ++k) EXPECT_EQ(got[i].top[k].token_id, id + k);
+    }
+  }
   void expect_all_released() const {
     EXPECT_EQ(core.pages().num_held(), 0);
     EXPECT_EQ(store.num_pins(), 0);
@@ -82,6 +99,7 @@ struct Harness {
   FakeExecutor executor;
   EngineCore core;
   std::map<RequestId, std::vector<int32_t>> tokens;
+  std::map<RequestId, std::vector<PromptLogprob>> prompt_logprobs;
   std::map<RequestId, TokenEvent> ends;
 };
 
@@ -308,6 +326,63 @@ TEST(EngineCore, LogprobsAreGivenWhenAskedFor) {
   EXPECT_EQ(event.top_logprobs[1].token_id, *event.token_id + 1);
   EXPECT_EQ(event.top_logprobs[1].logprob, event.logprob - 1);
   EXPECT_TRUE(h.ends[2].top_logprobs.empty());
+}
+
+// A step has 8 logit rows, so the prompt of 20 takes 8 + 8 + 4, with one for the token to sample.
+TEST(EngineCore, PromptLogprobsComeInChunksThatFitTheLogits) {
+  Harness h;
+  Request r = request(1, 20, 2);
+  r.sampling.num_prompt_logprobs = 2;
+  h.core.add(r);
+  h.run();
+  h.expect_answer(r);
+  h.expect_prompt_logprobs(r);
+  EXPECT_EQ(h.core.stats().num_steps, 3u + 1u);
+  EXPECT_TRUE(h.ends[1].top_logprobs.empty());
+}
+
+TEST(EngineCore, PromptLogprobsBesideOthers) {
+  Harness h;
+  std::vector<Request> requests;
+  for (RequestId id = 1; id <= 12; ++id) {
+    requests.push_back(request(id, 1 + static_cast<int>(id * 5 % 23), 9, id % 3 == 0 ? "a" : ""));
+    requests.back().sampling.num_prompt_logprobs = static_cast<int>(id % 4) - 1;
+    h.core.add(requests.back());
+  }
+  h.run();
+  for (const Request& r : requests) {
+    h.expect_answer(r);
+    if (r.sampling.num_prompt_logprobs >= 0) {
+      h.expect_prompt_logprobs(r);
+    } else {
+      EXPECT_FALSE(h.prompt_logprobs.contains(r.id));
+    }
+  }
+  h.expect_all_released();
+}
+
+// The device counts outputs for itself; a slot that is set anew is told of those before.
+TEST(EngineCore, PreemptionKeepsPromptAndOutputApart) {
+  EngineOptions options = engine_options();
+  options.eos_token_ids = {3, 2000};  // one is outside the vocabulary
+  Harness h(options, executor_desc(/*num_pages=*/16));
+  std::vector<Request> requests = {request(1, 8, 52), request(2, 8, 52)};
+  for (Request& r : requests) {
+    r.sampling.presence_penalty = 0.5f;
+    r.sampling.logit_bias = {{7, 2.0f}};
+    r.sampling.min_tokens = 52;
+    r.sampling.num_prompt_logprobs = 0;
+    for (int32_t id = 100; id < 600; ++id) r.sampling.stop_token_ids.push_back(id);
+    h.core.add(r);
+  }
+  h.run();
+  EXPECT_GE(h.core.stats().num_preemptions, 1u);
+  for (const Request& r : requests) {
+    h.expect_answer(r);
+    h.expect_prompt_logprobs(r);
+    EXPECT_EQ(h.tokens[r.id].size(), 52u);
+    for (const int32_t id : h.tokens[r.id]) EXPECT_TRUE(id < 100 || id >= 600) << id;
+  }
 }
 
 TEST(EngineCore, ADeviceFaultEndsEveryRequestOnce) {

@@ -115,6 +115,9 @@ class RandomRun {
       r.sampling.min_tokens = pick(0, 1) * pick(0, 10);
       r.sampling.ignore_eos = pick(0, 3) == 0;
       r.sampling.seed = pick(0, 3);
+      if (pick(0, 2) == 0) r.sampling.num_prompt_logprobs = pick(0, 2);
+      if (pick(0, 2) == 0) r.sampling.presence_penalty = 0.25f;
+      if (pick(0, 2) == 0) r.sampling.logit_bias = {{pick(0, kVocab - 1), 1.0f}};
       if (pick(0, 3) == 0) r.sampling.stop_token_ids = {pick(0, kVocab - 1)};
       requests_.push_back(r);
       core_.add(r);
@@ -124,6 +127,9 @@ class RandomRun {
   void collect() {
     for (TokenEvent& event : core_.take_events()) {
       ASSERT_FALSE(ends_.contains(event.request_id)) << "an event after the end";
+      for (const PromptLogprob& scored : event.prompt_logprobs) {
+        scored_[event.request_id].push_back(scored.token.token_id);
+      }
       if (event.token_id) tokens_[event.request_id].push_back(*event.token_id);
       if (event.finish) ends_[event.request_id] = *event.finish;
     }
@@ -158,6 +164,11 @@ class RandomRun {
         EXPECT_NE(r.adapter, "broken");
       }
       EXPECT_EQ(tokens, answer.tokens);
+      if (r.sampling.num_prompt_logprobs < 0) {
+        EXPECT_TRUE(scored_[r.id].empty());
+      } else if (!tokens.empty()) {
+        EXPECT_TRUE(std::ranges::equal(scored_[r.id], std::span(r.prompt).subspan(1)));
+      }
     }
   }
 
@@ -168,6 +179,7 @@ class RandomRun {
   EngineCore core_;
   std::vector<Request> requests_;
   std::map<RequestId, std::vector<int32_t>> tokens_;
+  std::map<RequestId, std::vector<int32_t>> scored_;
   std::map<RequestId, FinishReason> ends_;
 };
 

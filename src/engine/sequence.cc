@@ -1,6 +1,7 @@
 #include "engine/sequence.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/check.h"
 
@@ -32,6 +33,24 @@ void Sequence::set_state(SequenceState next) {
                fmt::format("request {}: state {} -> {}", request.id, static_cast<int>(state_),
                            static_cast<int>(next)));
   state_ = next;
+}
+
+std::vector<LogitEdit> logit_edits(const SamplingParams& sampling,
+                                   const std::vector<int32_t>& eos_token_ids, int64_t vocab_size) {
+  std::vector<LogitEdit> edits;
+  const auto add = [&](const LogitEdit& edit) {
+    if (edit.token_id >= 0 && edit.token_id < vocab_size) edits.push_back(edit);
+  };
+  for (const auto& [token_id, bias] : sampling.logit_bias) add({.token_id = token_id, .add = bias});
+  if (sampling.min_tokens == 0) return edits;
+  for (const auto* ids : {&eos_token_ids, &sampling.stop_token_ids}) {
+    for (const int32_t id : *ids) {
+      add({.token_id = id,
+           .add = -std::numeric_limits<float>::infinity(),
+           .num_outputs = sampling.min_tokens});
+    }
+  }
+  return edits;
 }
 
 std::optional<FinishReason> finish_reason(const Sequence& seq,

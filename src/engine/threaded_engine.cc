@@ -125,6 +125,19 @@ class ThreadedEngine final : public Engine {
                                           sampling.num_top_logprobs, kMaxTopLogprobs),
                               "top_logprobs");
     }
+    if (sampling.num_prompt_logprobs > kMaxTopLogprobs) {
+      return invalid_argument(fmt::format("prompt_logprobs is {}, expected at most {}",
+                                          sampling.num_prompt_logprobs, kMaxTopLogprobs),
+                              "prompt_logprobs");
+    }
+    const size_t num_edits = logit_edits(sampling, options_.eos_token_ids, vocab_size_).size();
+    if (num_edits > kMaxLogitEdits) {
+      return invalid_argument(
+          fmt::format("logit_bias, and the end and stop tokens that min_tokens rules out, are {} "
+                      "entries, expected at most {}",
+                      num_edits, kMaxLogitEdits),
+          "logit_bias");
+    }
     if (!request.adapter.empty() && adapters_ == nullptr) {
       return not_found(fmt::format("adapter '{}': this server serves no adapters", request.adapter),
                        "model");

@@ -26,6 +26,10 @@ class Planner {
       : limits_(limits),
         state_(state),
         num_rows_left_(limits.max_num_batched_tokens),
+        num_spare_logit_rows_(std::max<int64_t>(
+            0, limits.max_logit_rows -
+                   std::min<int64_t>(limits.max_num_seqs,
+                                     state.running.size() + state.waiting.size()))),
         num_free_pages_(state.num_free_pages),
         num_alive_(static_cast<int>(state.running.size())) {}
 
@@ -55,7 +59,7 @@ class Planner {
       const int64_t missing = seq.num_tokens - seq.num_computed;
       if (missing == 1) continue;
       MEDLEY_CHECK_GE(seq.num_pages, num_pages_for(seq.num_tokens, limits_.page_size));
-      const int64_t num_tokens = std::min<int64_t>(missing, num_rows_left_);
+      const int64_t num_tokens = fit_logit_rows(seq, std::min<int64_t>(missing, num_rows_left_));
       num_rows_left_ -= static_cast<int>(num_tokens);
       plan_.running.push_back({i, num_tokens});
     }
@@ -97,9 +101,25 @@ class Planner {
     plan_.preempted.push_back(num_alive_);
   }
 
+  // The chunk of at most `num_tokens` that finds room for its logits, which are taken off.
+  int64_t fit_logit_rows(const SeqState& seq, int64_t num_tokens) {
+    const int64_t begin = seq.num_computed;
+    const auto wanted_in = [&](int64_t end) {
+      const int64_t scored = std::min(end, seq.logits_to) - std::max(begin, seq.logits_from);
+      return std::max<int64_t>(0, scored) + (end == seq.num_tokens ? 1 : 0);
+    };
+    const int64_t room = 1 + num_spare_logit_rows_;
+    if (wanted_in(begin + num_tokens) > room) {
+      num_tokens = std::max<int64_t>(0, seq.logits_from - begin) + room;
+    }
+    num_spare_logit_rows_ -= std::max<int64_t>(0, wanted_in(begin + num_tokens) - 1);
+    return num_tokens;
+  }
+
   void admit(int waiting_idx, int num_pages) {
     const SeqState& seq = state_.waiting[waiting_idx];
-    const int64_t num_tokens = std::min<int64_t>(seq.num_tokens, num_rows_left_);
+    const int64_t num_tokens =
+        fit_logit_rows(seq, std::min<int64_t>(seq.num_tokens, num_rows_left_));
     num_rows_left_ -= static_cast<int>(num_tokens);
     num_free_pages_ -= num_pages;
     ++num_alive_;
@@ -168,6 +188,7 @@ class Planner {
   const SchedulerState& state_;
   StepPlan plan_;
   int num_rows_left_;
+  int64_t num_spare_logit_rows_;  // beyond one per sequence
   int num_free_pages_;
   int num_alive_;  // running sequences that stay, then with those admitted
   std::unordered_map<int64_t, AdapterLoad> adapters_;  // resident ones

@@ -12,7 +12,8 @@ struct SchedulerLimits {
   int max_num_seqs = 0;            // sequences in a step
   int max_num_batched_tokens = 0;  // rows in a step; at least max_num_seqs
   int page_size = 0;
-  int max_adapters = 0;  // adapters that can be resident together; 0 = no limit known
+  int max_adapters = 0;    // adapters that can be resident together; 0 = no limit known
+  int max_logit_rows = 0;  // rows in a step whose logits are wanted; at least max_num_seqs
 };
 
 inline constexpr int64_t kBaseModel = 0;  // SeqState::adapter of a request without one
@@ -23,6 +24,10 @@ struct SeqState {
   int64_t num_tokens = 0;
   int64_t num_computed = 0;  // in the KV cache once every launched step has run; < num_tokens
   int num_pages = 0;         // held
+  // Rows at these positions have their logits wanted, besides the last token's: [from, to), with
+  // to < num_tokens.
+  int64_t logits_from = 0;
+  int64_t logits_to = 0;
   int64_t adapter = kBaseModel;
   // Waiting only, on one clock of the caller's: its submission, and that or, if later, when its
   // adapter last gave its slot up.
@@ -84,6 +89,9 @@ struct StepPlan {
 //   sequences, then who waits longest. One adapter's flood thus holds back its own requests only,
 //   and a sequence waits at most until its adapter's running ones have ended and older heads have
 //   entered. A sequence that lacks pages is not overtaken; one that lacks its adapter is.
+// - Logit rows: one is kept for each sequence that runs or may be admitted, so that each can have
+//   its last token sampled; a chunk whose rows' logits are wanted is cut to one of its own and what
+//   is left over.
 // - Adapter slots: while all are taken and a request waits for an adapter without one, the adapter
 //   that has held its slot longest runs dry: who waits less long than that one does not enter for
 //   it, and nobody once max_num_seqs admissions have gone by since it got the slot.

@@ -174,6 +174,53 @@ TEST(PlanStep, PreemptsAPrefillToo) {
 //
 //   arrival   4:1   5:3   6:1   7:2   8:base
 //                   ^ no slot    adapter 1 has held its slot longest: 6 waits, the others enter
+SeqState scored(SeqState seq, int64_t from, int64_t to) {
+  seq.logits_from = from;
+  seq.logits_to = to;
+  return seq;
+}
+
+SchedulerLimits with_logit_rows(int max_logit_rows) {
+  SchedulerLimits limits = kLimits;
+  limits.max_logit_rows = max_logit_rows;
+  return limits;
+}
+
+// 8 logit rows: one each for 0 and 1, so that 1 can have 7.
+TEST(PlanStep, LogitRowsCutAChunk) {
+  const std::vector<SeqState> running = {decoding(5, 2), scored(prefilling(30, 10), 10, 28)};
+  EXPECT_EQ(picture(plan(running, {}, 20, false, with_logit_rows(8))), "0:1 1:7 | |");
+  // What waits may enter: a row is kept for it.
+  EXPECT_EQ(picture(plan(running, {waiting(3, 0)}, 20, false, with_logit_rows(8))),
+            "0:1 1:6 | +0:3 |");
+}
+
+// Rows before `from` need no logits; from there on 8 do.
+TEST(PlanStep, OnlyWantedLogitRowsCount) {
+  EXPECT_EQ(picture(plan({scored(prefilling(30, 10), 14, 28)}, {}, 20, false, with_logit_rows(8))),
+            "0:12 | |");
+  // Positions 20 to 27 and the last: nine.
+  EXPECT_EQ(picture(plan({scored(prefilling(30, 20), 14, 28)}, {}, 20, false, with_logit_rows(9))),
+            "0:10 | |");
+  EXPECT_EQ(picture(plan({scored(prefilling(30, 20), 14, 28)}, {}, 20, false, with_logit_rows(8))),
+            "0:8 | |");
+  // Positions 24 to 27 and the last: five.
+  EXPECT_EQ(picture(plan({scored(prefilling(30, 24), 14, 28)}, {}, 20, false, with_logit_rows(5))),
+            "0:6 | |");
+  EXPECT_EQ(picture(plan({scored(prefilling(30, 24), 14, 28)}, {}, 20, false, with_logit_rows(4))),
+            "0:4 | |");
+}
+
+// With every seat taken each still gets on by a token.
+TEST(PlanStep, ALogitRowPerSequenceIsKept) {
+  std::vector<SeqState> running(8, scored(prefilling(12, 2), 2, 11));
+  EXPECT_EQ(picture(plan(running, {}, 40, false, with_logit_rows(8))),
+            "0:1 1:1 2:1 3:1 4:1 5:1 6:1 7:1 | |");
+  EXPECT_EQ(picture(plan({}, {scored(waiting(12, 0), 0, 11), scored(waiting(12, 1), 0, 11)}, 40,
+                         false, with_logit_rows(10))),
+            "| +0:9 +1:1 |");
+}
+
 class PlanStepSlots : public ::testing::Test {
  protected:
   PlanStepSlots() {

@@ -32,7 +32,6 @@ Result<StepTicket> FakeExecutor::launch(const StepInputs& in, std::span<const Sl
   max_rows_seen_ = std::max(max_rows_seen_, in.num_rows());
   for (const SlotUpdate& u : updates) slots_.at(u.slot) = {.owner = ++num_owners_};
   Launched step = {.ticket = num_launched_,
-                   .updates = {updates.begin(), updates.end()},
                    .token_ids = copy(in.token_ids),
                    .positions = copy(in.positions),
                    .seq_of_row = copy(in.seq_of_row),
@@ -43,7 +42,17 @@ Result<StepTicket> FakeExecutor::launch(const StepInputs& in, std::span<const Sl
                    .page_ids = copy(in.page_ids),
                    .sampler_slots = copy(in.sampler_slots),
                    .logit_rows = copy(in.logit_rows),
-                   .logit_seqs = copy(in.logit_seqs)};
+                   .logit_seqs = copy(in.logit_seqs),
+                   .logit_targets = copy(in.logit_targets)};
+  for (const auto& [slot, params] : updates) {
+    DeviceSlot device_slot{.params = params,
+                           .prompt_ids = copy(params.prompt_ids),
+                           .edits = {params.edits.begin(), params.edits.end()},
+                           .num_outputs = static_cast<int64_t>(params.output_ids.size())};
+    device_slot.params.prompt_ids = device_slot.params.output_ids = {};
+    device_slot.params.edits = {};
+    MEDLEY_CHECK(step.updates.emplace(slot, std::move(device_slot)).second, "a slot set twice");
+  }
   check(in, step);
   in_flight_.push_back(std::move(step));
   return num_launched_++;
@@ -98,38 +107,61 @@ void FakeExecutor::check(const StepInputs& in, Launched& step) {
       }
     }
   }
+  MEDLEY_CHECK_EQ(in.logit_targets.size(), in.logit_rows.size());
+  MEDLEY_CHECK_LE(in.num_logit_rows(), desc_.step.max_seqs);
   for (size_t i = 0; i < in.logit_rows.size(); ++i) {
-    MEDLEY_CHECK_EQ(in.logit_rows[i], in.q_indptr[in.logit_seqs[i] + 1] - 1);
-    MEDLEY_CHECK(i == 0 || in.logit_seqs[i - 1] < in.logit_seqs[i], "sequences out of order");
+    const int32_t row = in.logit_rows[i];
+    MEDLEY_CHECK_EQ(in.seq_of_row[row], in.logit_seqs[i]);
+    MEDLEY_CHECK(i == 0 || in.logit_rows[i - 1] < row, "rows out of order");
+    if (in.logit_targets[i] != kSampleToken) continue;
+    MEDLEY_CHECK_EQ(row, in.q_indptr[in.logit_seqs[i] + 1] - 1);
     slots_[in.sampler_slots[in.logit_seqs[i]]].has_sampled = true;
   }
 }
 
+FakeKey& FakeExecutor::at(const Launched& step, int32_t seq, int64_t position) {
+  const int32_t page = step.page_ids[step.page_indptr[seq] + position / desc_.page_size];
+  return cache_[static_cast<size_t>(page) * desc_.page_size + position % desc_.page_size];
+}
+
+int32_t FakeExecutor::sample(const Launched& step, int32_t seq) {
+  DeviceSlot& slot = device_slots_[step.sampler_slots[seq]];
+  std::vector<FakeKey> tokens;
+  for (int64_t t = 0; t < step.kv_lens[seq]; ++t) tokens.push_back(at(step, seq, t));
+  MEDLEY_CHECK_EQ(slot.prompt_ids.size() + slot.num_outputs, tokens.size());
+  for (size_t t = 0; t < slot.prompt_ids.size(); ++t) {
+    MEDLEY_CHECK_EQ(slot.prompt_ids[t], tokens[t].token_id);
+  }
+  slot.last_token_id = fake_next_token(tokens,
+                                       {.temperature = slot.params.temperature,
+                                        .presence_penalty = slot.params.presence_penalty,
+                                        .seed = slot.params.seed,
+                                        .num_outputs = slot.num_outputs,
+                                        .edits = slot.edits},
+                                       desc_.vocab_size);
+  ++slot.num_outputs;
+  return slot.last_token_id;
+}
+
 void FakeExecutor::execute(const Launched& step, SampleOutput& out) {
-  for (const SlotUpdate& u : step.updates) device_slots_[u.slot] = {.params = u.params};
-  const auto at = [&](int32_t seq, int64_t position) -> FakeKey& {
-    const int32_t page = step.page_ids[step.page_indptr[seq] + position / desc_.page_size];
-    return cache_[static_cast<size_t>(page) * desc_.page_size + position % desc_.page_size];
-  };
+  for (const auto& [idx, slot] : step.updates) device_slots_[idx] = slot;
   for (size_t r = 0; r < step.token_ids.size(); ++r) {
     const int32_t seq = step.seq_of_row[r];
     const int32_t adapter = step.adapter_of_row[r];
     const int32_t token_id = step.token_ids[r] == kTokenFromSampler
                                  ? device_slots_[step.sampler_slots[seq]].last_token_id
                                  : step.token_ids[r];
-    at(seq, step.positions[r]) = {
+    at(step, seq, step.positions[r]) = {
         token_id, fake_adapter_hash(adapter == kNoAdapter ? "" : adapters_->name_in_slot(adapter))};
   }
   for (size_t i = 0; i < step.logit_rows.size(); ++i) {
-    const int32_t seq = step.logit_seqs[i];
-    DeviceSlot& slot = device_slots_[step.sampler_slots[seq]];
-    std::vector<FakeKey> tokens;
-    for (int64_t t = 0; t < step.kv_lens[seq]; ++t) tokens.push_back(at(seq, t));
-    slot.last_token_id = fake_next_token(tokens, slot.params, desc_.vocab_size);
-    out.token_ids[i] = slot.last_token_id;
-    out.logprobs[i] = fake_logprob(slot.last_token_id, step.kv_lens[seq]);
+    const int32_t target = step.logit_targets[i];
+    const int32_t id = target == kSampleToken ? sample(step, step.logit_seqs[i]) : target;
+    out.token_ids[i] = id;
+    out.logprobs[i] = fake_logprob(id, step.positions[step.logit_rows[i]] + 1);
+    out.ranks[i] = 1 + id % 5;
     for (int k = 0; k < kMaxTopLogprobs; ++k) {
-      out.top_ids[i * kMaxTopLogprobs + k] = slot.last_token_id + k;
+      out.top_ids[i * kMaxTopLogprobs + k] = id + k;
       out.top_logprobs[i * kMaxTopLogprobs + k] = out.logprobs[i] - static_cast<float>(k);
     }
   }

@@ -46,17 +46,23 @@ class FakeExecutor final : public Executor {
   };
   struct DeviceSlot {  // in order of execution
     SamplerParams params;
+    std::vector<int32_t> prompt_ids;
+    std::vector<LogitEdit> edits;
+    int64_t num_outputs = 0;
     int32_t last_token_id = -1;
   };
   struct Launched {
     StepTicket ticket = 0;
-    std::vector<SlotUpdate> updates;
+    std::map<int, DeviceSlot> updates;
     std::vector<int32_t> token_ids, positions, seq_of_row, adapter_of_row, q_indptr, kv_lens;
-    std::vector<int32_t> page_indptr, page_ids, sampler_slots, logit_rows, logit_seqs;
+    std::vector<int32_t> page_indptr, page_ids, sampler_slots, logit_rows, logit_seqs,
+        logit_targets;
     std::map<int32_t, uint64_t> owner_of_page;
   };
 
   void check(const StepInputs& inputs, Launched& step);
+  FakeKey& at(const Launched& step, int32_t seq, int64_t position);
+  int32_t sample(const Launched& step, int32_t seq);
   void execute(const Launched& step, SampleOutput& out);
 
   const ExecutorDesc desc_;

@@ -20,8 +20,18 @@ struct FakeKey {
 
 uint64_t fake_adapter_hash(std::string_view name);  // empty = base
 
-// The "model": a hash of everything that may matter to the next token, and of nothing else.
-int32_t fake_next_token(std::span<const FakeKey> tokens, const SamplerParams& params,
+// How the next token is chosen.
+struct FakeSampling {
+  float temperature = 1.0f;
+  float presence_penalty = 0.0f;
+  uint64_t seed = 0;
+  int64_t num_outputs = 0;  // so far
+  std::span<const LogitEdit> edits;
+};
+
+// The "model": a hash of everything that may matter to the next token, and of nothing else. A token
+// that is ruled out gives way to the next id; edits with other values are part of the hash.
+int32_t fake_next_token(std::span<const FakeKey> tokens, const FakeSampling& sampling,
                         int64_t vocab_size);
 float fake_logprob(int32_t token_id, int64_t position);
 
