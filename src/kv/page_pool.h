@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <optional>
 #include <vector>
 
@@ -24,8 +25,18 @@ class Page {
   int32_t id_;
 };
 
-// The page ids 0 .. num_pages - 1, each either free or held by exactly one Page: free + held =
-// total at any time. Numbers only; the memory belongs to the backend. Not thread-safe.
+// The page ids 0 .. num_pages - 1. At any time each is in one of three states, so that
+// free + cached + held = total:
+//
+//             allocate              last Page dies
+//     free ────────────> held ───────────────────────> free      not kept
+//                         ^ │       last Page dies
+//                   share │ └────────────────────────> cached    kept
+//                         └──────────────────────────────┘ │ forget
+//                                                           └──> free
+//
+// A held page may have several holders. Whoever keeps a page says that its content is worth
+// something without a holder. Numbers only; the memory belongs to the backend. Not thread-safe.
 class PagePool {
  public:
   explicit PagePool(int num_pages);
@@ -35,16 +46,32 @@ class PagePool {
 
   std::optional<Page> allocate();  // nothing when none is free
 
-  int num_pages() const { return static_cast<int>(is_held_.size()); }
+  void keep(int32_t id);    // held and not kept
+  Page share(int32_t id);   // held or cached
+  void forget(int32_t id);  // kept; free at once if nobody holds it
+  // The cached page that lost its last holder first; nothing when none is cached.
+  std::optional<int32_t> oldest_cached() const;
+
+  int num_pages() const { return static_cast<int>(slots_.size()); }
   int num_free() const { return static_cast<int>(free_.size()); }
-  int num_held() const { return num_pages() - num_free(); }
+  int num_cached() const { return static_cast<int>(cached_.size()); }
+  int num_held() const { return num_pages() - num_free() - num_cached(); }
+  bool is_held(int32_t id) const { return slots_[id].num_holders > 0; }
 
  private:
   friend class Page;
+  struct Slot {
+    int num_holders = 0;
+    bool is_kept = false;
+    std::list<int32_t>::iterator place;  // in cached_ or not_cached_
+  };
   void release(int32_t id);
 
+  std::vector<Slot> slots_;
   std::vector<int32_t> free_;  // a stack: the page freed last is the warmest
-  std::vector<bool> is_held_;
+  std::list<int32_t> cached_;  // by the time of their release, oldest first
+  std::list<int32_t>
+      not_cached_;  // the other ids' list nodes, so that moving one allocates nothing
 };
 
 }  // namespace medley
