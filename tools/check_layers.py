@@ -16,7 +16,6 @@ LONG_FILES: dict[str, str] = {}
 WRAPPED = {
     r"<boost/(?!regex)": {"server", "apps"},
     r"<boost/regex": {"adapter"},
-    r"<Eigen/": {"cpu"},
     r"<cuda": {"cuda"},
     r"<flashinfer/|<cutlass/|<cute/": {"cuda"},
     r"<CLI/": {"apps"},
