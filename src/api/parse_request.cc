@@ -1,5 +1,7 @@
 #include "api/parse_request.h"
 
+#include <charconv>
+
 #include "api/object_reader.h"
 #include "api/unsupported_fields.h"
 
@@ -98,6 +100,37 @@ void read_stop(ObjectReader& reader, GenerationRequest& request) {
   }
 }
 
+// {"token id": bias}, as in OpenAI's API reference.
+void read_logit_bias(ObjectReader& reader, GenerationRequest& request) {
+  const Json* biases = reader.find("logit_bias");
+  if (biases == nullptr) return;
+  if (!biases->is_object()) return reader.fail_type("logit_bias", "an object", *biases);
+  for (const auto& [key, value] : biases->items()) {
+    const std::string name = fmt::format("logit_bias.{}", key);
+    LogitBias entry;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), entry.token_id);
+    if (error != std::errc() || end != key.data() + key.size() || entry.token_id < 0) {
+      return reader.fail("logit_bias",
+                         fmt::format("has the key \"{}\", which is no token id", key));
+    }
+    if (!value.is_number()) return reader.fail_type(name, "a number", value);
+    const double bias = value.get<double>();
+    if (!(bias >= -kMaxLogitBias && bias <= kMaxLogitBias)) {
+      return reader.fail(name, fmt::format("must be from {} to {}, got {}", -kMaxLogitBias,
+                                           kMaxLogitBias, value.dump()));
+    }
+    entry.bias = static_cast<float>(bias);
+    request.logit_bias.push_back(entry);
+  }
+}
+
+void read_penalties(ObjectReader& reader, GenerationRequest& request) {
+  reader.read("repetition_penalty", request.repetition_penalty,
+              {.min = 0.0, .max = 1e6, .above_min = true});
+  reader.read("frequency_penalty", request.frequency_penalty, {.min = -2.0, .max = 2.0});
+  reader.read("presence_penalty", request.presence_penalty, {.min = -2.0, .max = 2.0});
+}
+
 void read_sampling(ObjectReader& reader, GenerationRequest& request) {
   reader.read("temperature", request.temperature, {.min = 0.0, .max = 100.0});
   reader.read("top_p", request.top_p, {.min = 0.0, .max = 1.0, .above_min = true});
@@ -110,7 +143,7 @@ void read_sampling(ObjectReader& reader, GenerationRequest& request) {
       {.min = std::numeric_limits<int64_t>::min(), .max = std::numeric_limits<int64_t>::max()});
   if (seed) request.seed = static_cast<uint64_t>(*seed);
   std::optional<int> max_completion_tokens;
-  reader.read("max_tokens", request.max_tokens, {.min = 1});
+  reader.read("max_tokens", request.max_tokens, {.min = request.echo ? 0 : 1});
   reader.read("max_completion_tokens", max_completion_tokens, {.min = 1});
   if (max_completion_tokens) request.max_tokens = max_completion_tokens;
   reader.read("min_tokens", request.min_tokens, {.min = 0});
@@ -118,6 +151,8 @@ void read_sampling(ObjectReader& reader, GenerationRequest& request) {
     reader.fail("min_tokens", fmt::format("must not exceed max_tokens, got {} and {}",
                                           request.min_tokens, *request.max_tokens));
   }
+  read_penalties(reader, request);
+  read_logit_bias(reader, request);
   reader.read("ignore_eos", request.ignore_eos);
   reader.read("stop_token_ids", request.stop_token_ids);
   read_stop(reader, request);
@@ -128,6 +163,10 @@ void read_sampling(ObjectReader& reader, GenerationRequest& request) {
 
 void read_output(ObjectReader& reader, GenerationRequest& request) {
   reader.read("stream", request.stream);
+  reader.read("prompt_logprobs", request.num_prompt_logprobs, {.min = 0, .max = kMaxTopLogprobs});
+  if (request.stream && request.num_prompt_logprobs >= 0) {
+    reader.fail("prompt_logprobs", "is not available in a stream");
+  }
   if (const Json* options = reader.find("stream_options")) {
     if (!options->is_object()) return reader.fail_type("stream_options", "an object", *options);
     if (!request.stream) return reader.fail("stream_options", "needs `stream` to be true");
@@ -166,9 +205,6 @@ Result<GenerationRequest> parse_request(Shape shape, std::string_view body) {
     read_prompts(reader, request);
     reader.read("echo", request.echo);
     reader.read("logprobs", request.num_top_logprobs, {.min = 0, .max = kMaxTopLogprobs});
-    if (request.echo && request.num_top_logprobs >= 0) {
-      reader.fail("echo", "together with `logprobs` is not supported");
-    }
   }
   reader.read("add_special_tokens", request.add_special_tokens);
   read_sampling(reader, request);

@@ -8,6 +8,7 @@
 namespace medley::api {
 
 inline constexpr int kMaxTopLogprobs = 20;
+inline constexpr double kMaxLogitBias = 100.0;
 inline constexpr int kMaxChoices = 256;  // prompts times n
 
 // The body of /v1/completions or /v1/chat/completions, as in OpenAI's API reference with vLLM's

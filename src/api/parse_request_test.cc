@@ -123,12 +123,10 @@ TEST(ParseChat, Messages) {
 TEST(ParseChat, UnsupportedFieldsWithAMeaningAreRefused) {
   for (const char* field :
        {R"("tools":[{"type":"function"}])", R"("response_format":{"type":"json_object"})",
-        R"("frequency_penalty":0.5)", R"("presence_penalty":-1)", R"("repetition_penalty":1.1)",
-        R"("logit_bias":{"5":1})", R"("prompt_logprobs":1)", R"("use_beam_search":true)",
-        R"("tool_choice":"required")", R"("guided_json":{})", R"("structured_outputs":{})",
-        R"("chat_template":"x")", R"("continue_final_message":true)", R"("echo":true)",
-        R"("best_of":2)", R"("allowed_token_ids":[1])", R"("priority":1)",
-        R"("truncate_prompt_tokens":5)"}) {
+        R"("use_beam_search":true)", R"("length_penalty":0.5)", R"("tool_choice":"required")",
+        R"("guided_json":{})", R"("structured_outputs":{})", R"("chat_template":"x")",
+        R"("continue_final_message":true)", R"("echo":true)", R"("best_of":2)",
+        R"("allowed_token_ids":[1])", R"("priority":1)", R"("truncate_prompt_tokens":5)"}) {
     const std::string name = std::string(field).substr(1, std::string(field).find('"', 1) - 1);
     EXPECT_EQ(chat_error("," + std::string(field)).param, name);
   }
@@ -137,8 +135,8 @@ TEST(ParseChat, UnsupportedFieldsWithAMeaningAreRefused) {
 TEST(ParseChat, NeutralValuesOfUnsupportedFieldsPass) {
   const GenerationRequest request = chat(
       R"({"messages":[{"role":"user","content":"hi"}],"tools":[],"tool_choice":"auto",
-          "response_format":{"type":"text"},"frequency_penalty":0.0,"presence_penalty":0,
-          "repetition_penalty":1.0,"logit_bias":{},"best_of":1,"priority":0,"store":true})");
+          "response_format":{"type":"text"},"length_penalty":1.0,"best_of":1,"priority":0,
+          "store":true})");
   EXPECT_TRUE(request.unknown_fields.empty());
 }
 
@@ -172,9 +170,55 @@ TEST(ParseCompletion, LogprobsAreANumber) {
   EXPECT_EQ(completion(R"({"prompt":"a","logprobs":3})").num_top_logprobs, 3);
   EXPECT_EQ(completion(R"({"prompt":"a","logprobs":0})").num_top_logprobs, 0);
   EXPECT_EQ(completion_error(R"({"prompt":"a","logprobs":true})").param, "logprobs");
-  EXPECT_EQ(completion_error(R"({"prompt":"a","echo":true,"logprobs":1})").param, "echo");
   EXPECT_TRUE(completion(R"({"prompt":"a"})").add_special_tokens);
   EXPECT_EQ(completion(R"({"prompt":"a","top_k":-1})").top_k, 0);
+}
+
+TEST(ParseCompletion, EchoMayStandAlone) {
+  const GenerationRequest request =
+      completion(R"({"prompt":"a","echo":true,"logprobs":1,"max_tokens":0})");
+  EXPECT_TRUE(request.echo && request.is_prompt_only() && request.has_echoed_logprobs());
+  EXPECT_EQ(completion_error(R"({"prompt":"a","logprobs":1,"max_tokens":0})").param, "max_tokens");
+}
+
+TEST(ParseCompletion, PromptLogprobs) {
+  EXPECT_EQ(completion(R"({"prompt":"a"})").num_prompt_logprobs, -1);
+  EXPECT_EQ(completion(R"({"prompt":"a","prompt_logprobs":20})").num_prompt_logprobs, 20);
+  EXPECT_EQ(completion_error(R"({"prompt":"a","prompt_logprobs":21})").param, "prompt_logprobs");
+  EXPECT_EQ(completion_error(R"({"prompt":"a","prompt_logprobs":-1})").param, "prompt_logprobs");
+  EXPECT_EQ(chat_error(R"(,"prompt_logprobs":0,"stream":true)").message,
+            "`prompt_logprobs` is not available in a stream");
+}
+
+TEST(ParseCompletion, Penalties) {
+  const GenerationRequest request = completion(
+      R"({"prompt":"a","repetition_penalty":1.1,"frequency_penalty":-2,"presence_penalty":2})");
+  EXPECT_EQ(request.repetition_penalty, 1.1f);
+  EXPECT_EQ(request.frequency_penalty, -2.0f);
+  EXPECT_EQ(request.presence_penalty, 2.0f);
+  EXPECT_EQ(chat_error(R"(,"repetition_penalty":0)").param, "repetition_penalty");
+  EXPECT_EQ(chat_error(R"(,"frequency_penalty":2.1)").param, "frequency_penalty");
+  EXPECT_EQ(chat_error(R"(,"presence_penalty":-2.1)").param, "presence_penalty");
+}
+
+TEST(ParseCompletion, LogitBias) {
+  const std::vector<LogitBias> bias =
+      completion(R"({"prompt":"a","logit_bias":{"7":-100,"50256":1.5}})").logit_bias;
+  ASSERT_EQ(bias.size(), 2u);
+  EXPECT_EQ(bias[0].token_id, 7);
+  EXPECT_EQ(bias[0].bias, -100.0f);
+  EXPECT_EQ(bias[1].token_id, 50256);
+  EXPECT_EQ(bias[1].bias, 1.5f);
+  EXPECT_TRUE(completion(R"({"prompt":"a","logit_bias":{}})").logit_bias.empty());
+  EXPECT_EQ(chat_error(R"(,"logit_bias":[7])").message,
+            "`logit_bias` must be an object, got a list");
+  for (const char* key : {"", "x", "7x", "-1", " 7", "7.0", "99999999999"}) {
+    EXPECT_EQ(chat_error(fmt::format(R"(,"logit_bias":{{"{}":1}})", key)).message,
+              fmt::format("`logit_bias` has the key \"{}\", which is no token id", key));
+  }
+  EXPECT_EQ(chat_error(R"(,"logit_bias":{"7":100.5})").message,
+            "`logit_bias.7` must be from -100 to 100, got 100.5");
+  EXPECT_EQ(chat_error(R"(,"logit_bias":{"7":"1"})").param, "logit_bias.7");
 }
 
 TEST(ParseBody, MalformedJsonNamesTheByte) {

@@ -34,6 +34,25 @@ std::string token_name(const ResponseHead& head, const LogprobEntry& entry) {
   return head.return_tokens_as_token_ids ? fmt::format("token_id:{}", entry.token_id) : entry.bytes;
 }
 
+Json render_prompt_logprobs(const std::vector<TokenLogprobs>& tokens) {
+  Json out = Json::array();
+  for (const TokenLogprobs& token : tokens) {
+    if (token.is_first) {
+      out.push_back(nullptr);
+      continue;
+    }
+    Json entries = Json::object();
+    const auto add = [&](const LogprobEntry& entry) {
+      entries[fmt::format("{}", entry.token_id)] = {
+          {"logprob", entry.logprob}, {"rank", entry.rank}, {"decoded_token", entry.bytes}};
+    };
+    add(token.token);
+    for (const LogprobEntry& top : token.top) add(top);
+    out.push_back(std::move(entries));
+  }
+  return out;
+}
+
 std::string render_response(const ResponseHead& head, const std::vector<Choice>& choices,
                             const Usage& usage) {
   Json json = render_head(head, is_chat(head) ? "chat.completion" : "text_completion");
@@ -45,6 +64,9 @@ std::string render_response(const ResponseHead& head, const std::vector<Choice>&
   json["usage"] = render_usage(usage);
   if (is_chat(head) && head.return_token_ids && !choices.empty()) {
     json["prompt_token_ids"] = choices.front().prompt_token_ids;
+  }
+  if (is_chat(head) && head.prompt_logprobs && !choices.empty()) {
+    json["prompt_logprobs"] = render_prompt_logprobs(choices.front().prompt_logprobs);
   }
   return dump_json(json);
 }

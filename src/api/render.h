@@ -14,6 +14,10 @@ std::string render_event(const Json& json);
 // The token as text, or "token_id:N" where the client asked for that.
 std::string token_name(const ResponseHead& head, const LogprobEntry& entry);
 
+// vLLM's form: null for the first token, else {"ID": {"logprob", "rank", "decoded_token"}, ...}
+// with the prompt's token and the best.
+Json render_prompt_logprobs(const std::vector<TokenLogprobs>& tokens);
+
 Json render_chat_choice(const ResponseHead& head, const Choice& choice);
 Json render_chat_delta(const ResponseHead& head, const Choice& choice);
 Json render_completion_choice(const ResponseHead& head, const Choice& choice);

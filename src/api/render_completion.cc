@@ -13,8 +13,13 @@ Json render_logprobs(const ResponseHead& head, const Choice& choice) {
   Json tops = Json::array();
   for (const TokenLogprobs& token : choice.logprobs) {
     offsets.push_back(token.text_offset);
-    logprobs.push_back(token.token.logprob);
     tokens.push_back(token_name(head, token.token));
+    if (token.is_first) {
+      logprobs.push_back(nullptr);
+      tops.push_back(nullptr);
+      continue;
+    }
+    logprobs.push_back(token.token.logprob);
     Json top{{token_name(head, token.token), token.token.logprob}};
     for (const LogprobEntry& entry : token.top) {
       if (entry.token_id != token.token.token_id) top[token_name(head, entry)] = entry.logprob;
@@ -38,6 +43,9 @@ Json render_completion_choice(const ResponseHead& head, const Choice& choice) {
     out["token_ids"] = choice.token_ids;
     out["prompt_token_ids"] =
         choice.prompt_token_ids.empty() ? Json(nullptr) : Json(choice.prompt_token_ids);
+  }
+  if (head.prompt_logprobs) {
+    out["prompt_logprobs"] = render_prompt_logprobs(choice.prompt_logprobs);
   }
   return out;
 }

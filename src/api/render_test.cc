@@ -115,5 +115,37 @@ TEST(RenderCompletion, LogprobsAreParallelLists) {
             std::string::npos);
 }
 
+// The first token of a prompt has no log-probability.
+TEST(RenderCompletion, EchoedLogprobs) {
+  const Choice choice{
+      .text = "ab",
+      .logprobs = {{.token = {.token_id = 1, .bytes = "a"}, .is_first = true},
+                   {.token = {.token_id = 2, .logprob = -0.25f, .bytes = "b"}, .text_offset = 1}}};
+  const std::string body = render_response(with_logprobs(kCompletion), {choice}, {});
+  EXPECT_NE(body.find(R"("logprobs":{"text_offset":[0,1],"token_logprobs":[null,-0.25],)"
+                      R"("tokens":["a","b"],"top_logprobs":[null,{"b":-0.25}]})"),
+            std::string::npos)
+      << body;
+}
+
+TEST(RenderPromptLogprobs, BothShapes) {
+  const Choice choice{
+      .text = "x",
+      .prompt_logprobs = {{.token = {.token_id = 9, .bytes = "I"}, .is_first = true},
+                          {.token = {.token_id = 7, .logprob = -2.5f, .bytes = "am", .rank = 4},
+                           .top = {{.token_id = 5, .logprob = -0.5f, .bytes = "do", .rank = 1}}}}};
+  const std::string wanted =
+      R"("prompt_logprobs":[null,{"7":{"logprob":-2.5,"rank":4,"decoded_token":"am"},)"
+      R"("5":{"logprob":-0.5,"rank":1,"decoded_token":"do"}}])";
+  for (ResponseHead head : {kChat, kCompletion}) {
+    EXPECT_EQ(render_response(head, {choice}, {}).find("prompt_logprobs"), std::string::npos);
+    head.prompt_logprobs = true;
+    const std::string body = render_response(head, {choice}, {});
+    // In a completion each choice has its own; a chat has one prompt.
+    const std::string end = head.shape == Shape::kChat ? "}" : "}],";
+    EXPECT_NE(body.find(wanted + end), std::string::npos) << body;
+  }
+}
+
 }  // namespace
 }  // namespace medley::api

@@ -16,12 +16,14 @@ struct LogprobEntry {
   int32_t token_id = 0;
   float logprob = 0.0f;
   std::string bytes;
+  int rank = 0;  // place among all tokens, from 1; of a prompt's tokens only
 };
 
 struct TokenLogprobs {
   LogprobEntry token;
   std::vector<LogprobEntry> top;  // best first
   size_t text_offset = 0;         // characters of the choice's tokens before this one
+  bool is_first = false;          // of a prompt: nothing is before it, so it has no log-probability
 };
 
 // What ended a choice besides the model's own end token: a stop token or a stop string.
@@ -37,6 +39,7 @@ struct Choice {
   std::optional<std::string> finish_reason;
   StopReason stop_reason;
   std::vector<int32_t> prompt_token_ids;  // only where they are to be shown
+  std::vector<TokenLogprobs> prompt_logprobs;
 };
 
 struct Usage {
@@ -51,6 +54,7 @@ struct ResponseHead {
   std::string model;
   int64_t created = 0;  // seconds since the epoch
   bool logprobs = false;
+  bool prompt_logprobs = false;
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;
 };

@@ -38,6 +38,7 @@ Result<SamplingParams> resolve_sampling(const GenerationRequest& request,
     }
   }
   max_tokens = std::min(max_tokens, room);
+  if (request.is_prompt_only()) max_tokens = 1;  // which is not shown
   if (request.min_tokens > max_tokens) {
     return invalid_argument(fmt::format("min_tokens is {}, but at most {} tokens can be generated",
                                         request.min_tokens, max_tokens),
@@ -54,6 +55,13 @@ Result<SamplingParams> resolve_sampling(const GenerationRequest& request,
   params.ignore_eos = request.ignore_eos;
   params.stop_token_ids = request.stop_token_ids;
   params.num_top_logprobs = request.num_top_logprobs;
+  params.num_prompt_logprobs = std::max(
+      request.num_prompt_logprobs, request.has_echoed_logprobs() ? request.num_top_logprobs : -1);
+  params.repetition_penalty =
+      request.repetition_penalty.value_or(defaults.repetition_penalty.value_or(1.0f));
+  params.frequency_penalty = request.frequency_penalty.value_or(0.0f);
+  params.presence_penalty = request.presence_penalty.value_or(0.0f);
+  params.logit_bias = request.logit_bias;
   return params;
 }
 

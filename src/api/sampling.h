@@ -10,7 +10,7 @@ namespace medley::api {
 
 // What a request gets where it says nothing: generation_config.json's values, as with vLLM.
 struct SamplingDefaults {
-  std::optional<float> temperature, top_p, min_p;
+  std::optional<float> temperature, top_p, min_p, repetition_penalty;
   std::optional<int> top_k;
 };
 

@@ -18,6 +18,39 @@ TEST(Sampling, RequestWinsOverModelWinsOverNeutral) {
   EXPECT_EQ(params.min_p, 0.0f);
 }
 
+TEST(Sampling, RepetitionPenaltyHasAModelsDefault) {
+  GenerationRequest request;
+  const ContextLimits limits{.prompt_tokens = 10, .max_model_len = 100};
+  EXPECT_EQ(resolve_sampling(request, {}, limits)->repetition_penalty, 1.0f);
+  EXPECT_EQ(resolve_sampling(request, {.repetition_penalty = 1.05f}, limits)->repetition_penalty,
+            1.05f);
+  request.repetition_penalty = 1.2f;
+  EXPECT_EQ(resolve_sampling(request, {.repetition_penalty = 1.05f}, limits)->repetition_penalty,
+            1.2f);
+}
+
+// The engine scores the prompt for whoever wants more of it.
+TEST(Sampling, PromptLogprobsServeEchoToo) {
+  const auto wanted = [](bool echo, int num_top, int num_prompt) {
+    GenerationRequest request{.shape = Shape::kCompletion, .echo = echo};
+    request.num_top_logprobs = num_top;
+    request.num_prompt_logprobs = num_prompt;
+    return resolve_sampling(request, {}, {.prompt_tokens = 10, .max_model_len = 100})
+        ->num_prompt_logprobs;
+  };
+  EXPECT_EQ(wanted(false, 3, -1), -1);
+  EXPECT_EQ(wanted(true, -1, -1), -1);
+  EXPECT_EQ(wanted(true, 3, -1), 3);
+  EXPECT_EQ(wanted(true, 3, 5), 5);
+  EXPECT_EQ(wanted(true, 3, 0), 3);
+}
+
+TEST(Sampling, APromptAloneTakesOneTokenOfRoom) {
+  GenerationRequest request{.shape = Shape::kCompletion, .echo = true, .max_tokens = 0};
+  EXPECT_EQ(resolve_sampling(request, {}, {.prompt_tokens = 99, .max_model_len = 100})->max_tokens,
+            1);
+}
+
 TEST(Sampling, MaxTokensDefaultsPerShape) {
   GenerationRequest request;
   EXPECT_EQ(resolve_sampling(request, {}, {.prompt_tokens = 10, .max_model_len = 100})->max_tokens,

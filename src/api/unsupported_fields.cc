@@ -12,11 +12,7 @@ struct UnsupportedField {
 
 // Of OpenAI's API reference and vLLM's protocol, those with a meaning.
 constexpr UnsupportedField kUnsupported[] = {
-    {"frequency_penalty", "0"},
-    {"presence_penalty", "0"},
-    {"repetition_penalty", "1"},
     {"length_penalty", "1"},
-    {"logit_bias", "{}"},
     {"use_beam_search", "false"},
     {"best_of", "1"},
     {"suffix", "\"\""},
@@ -32,7 +28,6 @@ constexpr UnsupportedField kUnsupported[] = {
     {"guided_decoding_backend", ""},
     {"guided_whitespace_pattern", ""},
     {"structural_tag", ""},
-    {"prompt_logprobs", ""},
     {"prompt_embeds", ""},
     {"truncate_prompt_tokens", ""},
     {"truncation_side", ""},

@@ -199,6 +199,7 @@ server::GenerationServiceOptions service_options(const ServeFlags& flags, const 
     options.defaults = {.temperature = generation.temperature,
                         .top_p = generation.top_p,
                         .min_p = generation.min_p,
+                        .repetition_penalty = generation.repetition_penalty,
                         .top_k = generation.top_k};
   }
   return options;

@@ -55,7 +55,7 @@ struct Sequence {
   ChoiceText text;
   api::Choice choice;  // so far; of a stream only what has not been sent
   int num_tokens = 0;
-  size_t num_characters = 0;  // of the tokens so far
+  size_t num_characters = 0;  // of the tokens so far whose log-probabilities are shown
   bool first_sent = false;
   bool finished = false;
   int64_t last_token_ns = 0;

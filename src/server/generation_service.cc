@@ -73,6 +73,7 @@ Result<void> GenerationService::start(Job& job) {
   MEDLEY_TRY_ASSIGN(api::GenerationRequest request, api::parse_request(job.shape, job.body));
   warn_unknown(request.unknown_fields);
   MEDLEY_TRY_ASSIGN(const std::string adapter, find_adapter(request.model));
+  MEDLEY_TRY(check_logit_bias(request));
   MEDLEY_TRY_ASSIGN(std::vector<std::vector<int32_t>> prompts, tokenize(request));
   std::vector<SamplingParams> sampling;
   for (const std::vector<int32_t>& prompt : prompts) {
@@ -97,6 +98,7 @@ Result<void> GenerationService::start(Job& job) {
                          .model = request.model,
                          .created = unix_seconds(),
                          .logprobs = request.num_top_logprobs >= 0,
+                         .prompt_logprobs = request.num_prompt_logprobs >= 0,
                          .return_token_ids = request.return_token_ids,
                          .return_tokens_as_token_ids = request.return_tokens_as_token_ids};
   const std::shared_ptr<Generation> generation(new Generation{.request = std::move(request),
@@ -154,6 +156,16 @@ Result<std::vector<std::vector<int32_t>>> GenerationService::tokenize(
     prompts.push_back(ids);
   }
   return prompts;
+}
+
+Result<void> GenerationService::check_logit_bias(const api::GenerationRequest& request) const {
+  for (const LogitBias& entry : request.logit_bias) {
+    if (entry.token_id < options_.vocab_size) continue;
+    return invalid_argument(fmt::format("`logit_bias` has token id {}; the vocabulary ends at {}",
+                                        entry.token_id, options_.vocab_size - 1),
+                            "logit_bias");
+  }
+  return {};
 }
 
 Result<std::vector<std::string>> GenerationService::echoes(

@@ -67,6 +67,7 @@ class GenerationService {
   // The adapter that the model name means; empty for the base model. Sets an absent name.
   Result<std::string> find_adapter(std::string& model);
   Result<std::vector<std::vector<int32_t>>> tokenize(const api::GenerationRequest& request) const;
+  Result<void> check_logit_bias(const api::GenerationRequest& request) const;
   Result<std::vector<std::string>> echoes(const api::GenerationRequest& request,
                                           const std::vector<std::vector<int32_t>>& prompts) const;
   std::vector<Sequence> make_sequences(const api::GenerationRequest& request,

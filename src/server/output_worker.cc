@@ -57,6 +57,11 @@ TokenEventSink OutputWorkers::sink() {
 
 void OutputWorkers::add(std::shared_ptr<Generation> generation) {
   MEDLEY_CHECK_LE(generation->sequences.size(), size_t{1} << kSequenceBits);
+  for (Sequence& sequence : generation->sequences) {
+    const int32_t first = generation->prompts[sequence.prompt_idx].front();
+    add_prompt_token(generation->request, sequence,
+                     {.token = logprob_entry(first, 0.0f), .is_first = true});
+  }
   Worker& worker = worker_of(generation->sequences.front().id);
   std::lock_guard lock(worker.mutex);
   for (size_t i = 0; i < generation->sequences.size(); ++i) {
@@ -94,12 +99,15 @@ void OutputWorkers::handle(Worker& worker, TokenEvent& event) {
   }
   if (sequence.finished || generation.cancelled) return;
 
+  add_prompt_logprobs(generation.request, sequence, event);
   if (event.token_id) add_token(generation, sequence, event);
   if (event.finish && !sequence.finished) {
     if (*event.finish == FinishReason::kError) {
       abandon(generation, event.error.value_or(internal_error("the engine failed")));
     } else if (*event.finish == FinishReason::kAbort) {
       abandon(generation, {ErrorCode::kUnavailable, "the server is shutting down"});
+    } else if (generation.request.is_prompt_only()) {
+      finish(generation, sequence, FinishReason::kLength, {});
     } else {
       const auto& stop_ids = generation.request.stop_token_ids;
       api::StopReason reason;
@@ -115,6 +123,36 @@ void OutputWorkers::handle(Worker& worker, TokenEvent& event) {
   if (generation.num_unfinished == 0) end(generation);
 }
 
+// The next token of the prompt, wherever it is to be shown.
+void OutputWorkers::add_prompt_token(const api::GenerationRequest& request, Sequence& sequence,
+                                     api::TokenLogprobs token) const {
+  const auto with_top = [&](int num_top) {
+    api::TokenLogprobs out = token;
+    if (out.top.size() > static_cast<size_t>(num_top)) out.top.resize(num_top);
+    return out;
+  };
+  if (request.num_prompt_logprobs >= 0) {
+    sequence.choice.prompt_logprobs.push_back(with_top(request.num_prompt_logprobs));
+  }
+  if (request.has_echoed_logprobs()) {
+    token.text_offset = sequence.num_characters;
+    sequence.num_characters += count_characters(token.token.bytes);
+    sequence.choice.logprobs.push_back(with_top(request.num_top_logprobs));
+  }
+}
+
+void OutputWorkers::add_prompt_logprobs(const api::GenerationRequest& request, Sequence& sequence,
+                                        const TokenEvent& event) const {
+  for (const auto& [token, rank, top] : event.prompt_logprobs) {
+    api::TokenLogprobs out{.token = logprob_entry(token.token_id, token.logprob, rank)};
+    for (const TokenLogprob& best : top) {
+      const int place = static_cast<int>(out.top.size()) + 1;
+      out.top.push_back(logprob_entry(best.token_id, best.logprob, place));
+    }
+    add_prompt_token(request, sequence, std::move(out));
+  }
+}
+
 void OutputWorkers::add_token(Generation& generation, Sequence& sequence, const TokenEvent& event) {
   const api::GenerationRequest& request = generation.request;
   const int32_t token_id = *event.token_id;
@@ -127,6 +165,7 @@ void OutputWorkers::add_token(Generation& generation, Sequence& sequence, const 
   } else {
     metrics_.on_inter_token(event.time_ns - sequence.last_token_ns);
   }
+  if (request.is_prompt_only()) return;
   metrics_.on_token(1);
   sequence.last_token_ns = event.time_ns;
   ++sequence.num_tokens;
@@ -238,10 +277,11 @@ void OutputWorkers::abandon(Generation& generation, const Error& error) {
   generation.exchange->end();
 }
 
-api::LogprobEntry OutputWorkers::logprob_entry(int32_t token_id, float logprob) const {
+api::LogprobEntry OutputWorkers::logprob_entry(int32_t token_id, float logprob, int rank) const {
   return {.token_id = token_id,
           .logprob = logprob,
-          .bytes = std::string(pieces_.bytes(static_cast<uint32_t>(token_id)))};
+          .bytes = std::string(pieces_.bytes(static_cast<uint32_t>(token_id))),
+          .rank = rank};
 }
 
 }  // namespace medley::server

@@ -51,13 +51,17 @@ class OutputWorkers {
   Worker& worker_of(RequestId id) { return *workers_[(id >> kSequenceBits) % workers_.size()]; }
   void run(Worker& worker);
   void handle(Worker& worker, TokenEvent& event);
+  void add_prompt_token(const api::GenerationRequest& request, Sequence& sequence,
+                        api::TokenLogprobs token) const;
+  void add_prompt_logprobs(const api::GenerationRequest& request, Sequence& sequence,
+                           const TokenEvent& event) const;
   void add_token(Generation& generation, Sequence& sequence, const TokenEvent& event);
   void finish(Generation& generation, Sequence& sequence, FinishReason reason,
               api::StopReason stop_reason);
   void send_chunk(Generation& generation, Sequence& sequence);
   void end(Generation& generation);
   void abandon(Generation& generation, const Error& error);
-  api::LogprobEntry logprob_entry(int32_t token_id, float logprob) const;
+  api::LogprobEntry logprob_entry(int32_t token_id, float logprob, int rank = 0) const;
 
   const ffi::TokenPieces& pieces_;
   Metrics& metrics_;

@@ -247,6 +247,112 @@ TEST_F(ServiceTest, LogprobsHaveBothShapes) {
   EXPECT_EQ(content[0]["top_logprobs"].size(), 3u);
 }
 
+TEST_F(ServiceTest, EchoedLogprobsCoverPromptAndAnswer) {
+  const std::vector<int32_t> ids = encode(kText);
+  const json body = {{"prompt", kText}, {"max_tokens", 2}, {"logprobs", 1}, {"echo", true}};
+  const json choice = complete(body)["choices"][0];
+  const json& logprobs = choice["logprobs"];
+  ASSERT_EQ(logprobs["tokens"].size(), ids.size() + 2);
+  EXPECT_TRUE(logprobs["token_logprobs"][0].is_null());
+  EXPECT_TRUE(logprobs["top_logprobs"][0].is_null());
+  std::string text;
+  for (size_t i = 0; i < ids.size() + 2; ++i) {
+    const std::string token = logprobs["tokens"][i];
+    EXPECT_EQ(logprobs["text_offset"][i], text.size());
+    text += token;
+    if (i == 0) continue;
+    EXPECT_EQ(logprobs["token_logprobs"][i],
+              i < ids.size() ? -0.25 * static_cast<double>(i) : -0.5);
+    EXPECT_TRUE(logprobs["top_logprobs"][i].contains(token));
+  }
+  EXPECT_EQ(choice["text"], text);
+  // A stream is the same in pieces.
+  json streamed = {{"tokens", json::array()}, {"token_logprobs", json::array()}};
+  std::string streamed_text;
+  for (const json& event : stream("/v1/completions", body)) {
+    const json& part = event["choices"][0];
+    streamed_text += part["text"];
+    for (const char* list : {"tokens", "token_logprobs"}) {
+      for (const json& value : part["logprobs"][list]) streamed[list].push_back(value);
+    }
+  }
+  EXPECT_EQ(streamed_text, text);
+  EXPECT_EQ(streamed["tokens"], logprobs["tokens"]);
+  EXPECT_EQ(streamed["token_logprobs"], logprobs["token_logprobs"]);
+}
+
+TEST_F(ServiceTest, EchoAloneIsThePrompt) {
+  const json answer = complete({{"prompt", "one two"},
+                                {"max_tokens", 0},
+                                {"logprobs", 0},
+                                {"echo", true},
+                                {"return_token_ids", true}});
+  const json& choice = answer["choices"][0];
+  EXPECT_EQ(choice["text"], "one two");
+  EXPECT_EQ(choice["finish_reason"], "length");
+  EXPECT_EQ(choice["token_ids"], json::array());
+  EXPECT_EQ(choice["logprobs"]["tokens"].size(), encode("one two").size());
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 0);
+}
+
+TEST_F(ServiceTest, PromptLogprobs) {
+  const std::vector<int32_t> ids = encode(kText);
+  const json answer = complete(
+      {{"prompt", kText}, {"n", 2}, {"max_tokens", 1}, {"prompt_logprobs", 1}, {"logprobs", 3}});
+  ASSERT_EQ(answer["choices"].size(), 2u);
+  for (const json& choice : answer["choices"]) {
+    ASSERT_EQ(choice["prompt_logprobs"].size(), ids.size());
+    EXPECT_EQ(choice["logprobs"]["tokens"].size(), 1u);
+    EXPECT_TRUE(choice["prompt_logprobs"][0].is_null());
+    for (size_t i = 1; i < ids.size(); ++i) {
+      const json& entries = choice["prompt_logprobs"][i];
+      EXPECT_EQ(entries.size(), 2u);
+      const json& token = entries[std::to_string(ids[i])];
+      EXPECT_EQ(token["logprob"], -0.25 * static_cast<double>(i));
+      EXPECT_EQ(token["rank"], i + 1);
+      EXPECT_EQ(token["decoded_token"],
+                std::string(tokenizer_.pieces().bytes(static_cast<uint32_t>(ids[i]))));
+      EXPECT_EQ(entries[std::to_string(ids[i] + 1)]["rank"], 1);
+    }
+  }
+  const ClientResponse chat = client().post(
+      "/v1/chat/completions",
+      R"({"messages":[{"role":"user","content":"hi"}],"max_tokens":1,"prompt_logprobs":0})");
+  const json body = json::parse(chat.body);
+  EXPECT_EQ(body["prompt_logprobs"].size(), body["usage"]["prompt_tokens"]);
+  EXPECT_EQ(body["prompt_logprobs"][1].size(), 1u);
+  // One token: nothing is scored.
+  EXPECT_EQ(complete({{"prompt", {5}}, {"prompt_logprobs", 0}})["choices"][0]["prompt_logprobs"],
+            json::array({nullptr}));
+}
+
+TEST_F(ServiceTest, SamplingFieldsReachTheEngine) {
+  complete({{"prompt", "a"},
+            {"repetition_penalty", 1.5},
+            {"frequency_penalty", 0.5},
+            {"presence_penalty", -0.25},
+            {"logit_bias", {{"5", 2}}},
+            {"min_tokens", 3},
+            {"ignore_eos", true}});
+  const SamplingParams sampling = engine_->last_request().sampling;
+  EXPECT_EQ(sampling.repetition_penalty, 1.5f);
+  EXPECT_EQ(sampling.frequency_penalty, 0.5f);
+  EXPECT_EQ(sampling.presence_penalty, -0.25f);
+  ASSERT_EQ(sampling.logit_bias.size(), 1u);
+  EXPECT_EQ(sampling.logit_bias[0].token_id, 5);
+  EXPECT_EQ(sampling.logit_bias[0].bias, 2.0f);
+  EXPECT_EQ(sampling.min_tokens, 3);
+  EXPECT_TRUE(sampling.ignore_eos);
+  const int64_t vocab_size = static_cast<int64_t>(tokenizer_.vocab_size());
+  const ClientResponse refused = client().post(
+      "/v1/completions",
+      json{{"prompt", "a"}, {"logit_bias", {{std::to_string(vocab_size), 1}}}}.dump());
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(json::parse(refused.body)["error"]["message"],
+            fmt::format("`logit_bias` has token id {}; the vocabulary ends at {}", vocab_size,
+                        vocab_size - 1));
+}
+
 TEST_F(ServiceTest, DefaultsAndSeeds) {
   complete({{"prompt", "a"}, {"max_tokens", 1}});
   const uint64_t first = engine_->last_request().sampling.seed;

@@ -102,6 +102,20 @@ TokenEvent FakeEngine::step(Running& running) {
     return event;
   }
   const size_t size = request.prompt.size();
+  if (request.sampling.num_prompt_logprobs >= 0 && running.num_scored < size) {
+    const bool is_first_step = running.num_scored == 1 && size > 2;
+    const size_t end = is_first_step ? size / 2 + 1 : size;
+    for (size_t& i = running.num_scored; i < end; ++i) {
+      const int32_t id = request.prompt[i];
+      const float logprob = -0.25f * static_cast<float>(i);
+      PromptLogprob scored{.token = {id, logprob}, .rank = static_cast<int>(i) + 1};
+      for (int k = 0; k < request.sampling.num_prompt_logprobs; ++k) {
+        scored.top.push_back({.token_id = id + k + 1, .logprob = -0.125f});
+      }
+      event.prompt_logprobs.push_back(std::move(scored));
+    }
+    if (is_first_step) return event;
+  }
   const size_t at = static_cast<size_t>(running.num_tokens++) % size;
   const int32_t token = request.prompt[request.adapter.empty() ? at : size - 1 - at];
   event.token_id = token;

@@ -10,7 +10,8 @@
 namespace medley::server::testing {
 
 // An engine that knows no model: token i of an answer is token i of the prompt, over and over; for
-// an adapter the prompt is read backwards. One step each `step_ns`. Thread-safe.
+// an adapter the prompt is read backwards. A prompt's log-probabilities, where asked for, come in
+// two steps: token i has -i / 4 and rank i + 1. One step each `step_ns`. Thread-safe.
 class FakeEngine : public Engine {
  public:
   struct Options {
@@ -37,6 +38,7 @@ class FakeEngine : public Engine {
   struct Running {
     Request request;
     int num_tokens = 0;
+    size_t num_scored = 1;
     bool aborted = false;
     bool broken = false;
   };
