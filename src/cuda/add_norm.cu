@@ -11,7 +11,7 @@ __global__ void add_norm_kernel(const AddNormParams p) {
   const int row = blockIdx.x;
   if (row >= *p.num_rows) return;
   const float inverse_rms = add_row<kDelta>(p, row, row_values);
-  store_row<kDelta>(p, row, inverse_rms, row_values);
+  store_row<kDelta>(p, p.weight, row, inverse_rms, row_values);
 }
 
 void launch_add_norm(RowDelta delta, const AddNormConfig& config, const AddNormParams& params,

@@ -64,16 +64,17 @@ __device__ float add_row(const AddNormParams& p, int row, float* row_values) {
 }
 
 // Replaces the row that add_row left by the normalised one, rounded.
-__device__ inline void normalise_row(const AddNormParams& p, float inverse_rms, float* row_values) {
+__device__ inline void normalise_row(const AddNormParams& p, const float* weight, float inverse_rms,
+                                     float* row_values) {
   for (int i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
-    row_values[i] =
-        __bfloat162float(__float2bfloat16_rn(row_values[i] * inverse_rms * p.weight[i]));
+    row_values[i] = __bfloat162float(__float2bfloat16_rn(row_values[i] * inverse_rms * weight[i]));
   }
 }
 
 // The same, and stores both.
 template <RowDelta kDelta>
-__device__ void store_row(const AddNormParams& p, int row, float inverse_rms, float* row_values) {
+__device__ void store_row(const AddNormParams& p, const float* weight, int row, float inverse_rms,
+                          float* row_values) {
   const int64_t offset = static_cast<int64_t>(row) * p.hidden_size;
   auto* residual = reinterpret_cast<uint4*>(p.residual + offset);
   auto* out = reinterpret_cast<uint4*>(p.out + offset);
@@ -84,8 +85,8 @@ __device__ void store_row(const AddNormParams& p, int row, float inverse_rms, fl
     if (kDelta != RowDelta::kNone) residual[v] = pack_bf16x8(values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      values[i] = __bfloat162float(
-          __float2bfloat16_rn(values[i] * inverse_rms * p.weight[8 * v + i]));
+      values[i] =
+          __bfloat162float(__float2bfloat16_rn(values[i] * inverse_rms * weight[8 * v + i]));
       row_values[8 * v + i] = values[i];
     }
     out[v] = pack_bf16x8(values);

@@ -9,10 +9,9 @@ namespace {
 
 constexpr int kMaxSlots = 8;
 constexpr int kMinSlots = 2;
-#ifndef MAXT
-#define MAXT 512
-#endif
-constexpr int kWarpCounts[] = {MAXT / 32, 16, 12, 8, 4};
+constexpr int kWarpCounts[] = {16, 12, 8, 4};
+// With LoRA, what a block of lora_shrink on the same SM needs.
+constexpr int64_t kShrinkSharedBytes = 8192;
 
 }  // namespace
 
@@ -33,8 +32,9 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   config.slot_bytes = std::max(problem.layout.stage_bytes, problem.lora ? 2 * kRankBlockBytes : 0);
   config.slot_bytes = (config.slot_bytes + 15) / 16 * 16;
   const int rows = problem.max_tile_rows > kTileRows / 2 ? kTileRows : kTileRows / 2;
-  const int64_t ring_bytes =
-      static_cast<int64_t>(problem.shared_limit) - static_cast<int64_t>(rows) * config.row_stride;
+  const int64_t ring_bytes = static_cast<int64_t>(problem.shared_limit) -
+                             static_cast<int64_t>(rows) * config.row_stride -
+                             (problem.lora ? kShrinkSharedBytes : 0);
   for (const int warps : kWarpCounts) {
     const int64_t slots = ring_bytes / (static_cast<int64_t>(warps) * config.slot_bytes);
     if (slots < kMinSlots) continue;

@@ -5,10 +5,13 @@ namespace medley::cuda {
 namespace {
 
 constexpr int kMaxSlots = 8;
-#ifndef MAXT
-#define MAXT 512
-#endif
-constexpr int kThreadsPerBlock = MAXT;
+constexpr int kThreadsPerBlock = 512;
+// With LoRA a block leaves 12288 registers of its SM to a block of lora_shrink beside it.
+constexpr int kMaxRegisters = 128;
+constexpr int kMaxRegistersWithLora = 104;
+// Blocks of a kMxfp4 stage whose arithmetic overlaps.
+constexpr int kUnroll = 5;
+constexpr int kUnrollWithLora = 2;
 
 // Routing is read through L2: it may be older than this kernel's start by less than a wait.
 __device__ __forceinline__ RouteTile load_tile_entry(const ExpertGemmParams& p, int tile_idx) {
@@ -180,12 +183,14 @@ __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteT
   const int lane = threadIdx.x % kWarpSize;
   float low_bias = 0.0f;
   float high_bias = 0.0f;
-  if (p.bias != nullptr) {
+  const auto load_bias = [&] {
+    if (p.bias == nullptr) return;
     const float* bias =
         p.bias + (static_cast<int64_t>(tile.expert) * p.layout.num_units + unit) * kUnitRows;
     low_bias = bias[lane / 4];
     high_bias = bias[lane / 4 + 8];
-  }
+  };
+  if constexpr (!kLora) load_bias();
   UnitSum<kHalves> sum;
   const uint32_t lane_x = x + lane / 4 * row_stride + lane % 4 * 16;
   const int stage_x_bytes = p.layout.stage_blocks * block_cols(kFormat) * 2;
@@ -198,13 +203,15 @@ __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteT
     const uint32_t data = ring.wait();
     const uint32_t stage_x = lane_x + stage * stage_x_bytes;
     if constexpr (kFormat == StreamFormat::kMxfp4) {
-      add_mxfp4_stage(sum, data, stage_x, p.layout.stage_blocks, kHalfRows * row_stride);
+      add_mxfp4_stage<kLora ? kUnrollWithLora / kHalves : kUnroll>(
+          sum, data, stage_x, p.layout.stage_blocks, kHalfRows * row_stride);
     } else {
       add_bf16_stage(sum, data, stage_x, p.layout.stage_blocks, kHalfRows * row_stride);
     }
     refill();
   }
   if constexpr (kLora) {
+    load_bias();
     if (tile.segment_count > 0 && !shrink_complete) {
       wait_for_predecessor();
       launch_dependents();
@@ -261,7 +268,7 @@ __device__ __forceinline__ void load_tile(const ExpertGemmParams& p, const Route
 }  // namespace
 
 template <StreamFormat kFormat, GemmRole kRole, bool kLora>
-__global__ void __launch_bounds__(kThreadsPerBlock, 1)
+__global__ void __maxnreg__(kLora ? kMaxRegistersWithLora : kMaxRegisters)
     expert_gemm_kernel(const __grid_constant__ ExpertGemmParams p,
                        const __grid_constant__ ExpertGemmConfig config) {
   extern __shared__ __align__(128) uint8_t shared[];

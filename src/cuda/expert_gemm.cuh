@@ -7,9 +7,6 @@
 
 namespace medley::cuda {
 
-// Most blocks of a kMxfp4 stage, unrolled.
-inline constexpr int kMaxStageBlocks = 5;
-
 // Columns of one mma: the tokens of a tile come in two halves.
 inline constexpr int kHalfRows = 8;
 
@@ -54,23 +51,13 @@ __device__ __forceinline__ void add_mxfp4_block(UnitSum<kHalves>& sum, uint32_t 
 
 // `x` is the address of this lane's first 16 bytes: row lane / 4 at the stage's first column, plus
 // 16 (lane % 4) bytes.
-template <int kHalves>
+template <int kUnroll, int kHalves>
 __device__ __forceinline__ void add_mxfp4_stage(UnitSum<kHalves>& sum, uint32_t stage, uint32_t x,
                                                 int num_blocks, int half_stride) {
   const int lane = threadIdx.x % kWarpSize;
   const uint32_t codes = stage + lane * 16;
   const uint32_t scales = stage + num_blocks * kCodeBytes + lane / 4 * 4;
-#ifndef NOUNROLL
-  if (num_blocks == kMaxStageBlocks) {
-#pragma unroll
-    for (int block = 0; block < kMaxStageBlocks; ++block) {
-      add_mxfp4_block(sum, codes + block * kCodeBytes, scales + block * kScaleBytes,
-                      x + block * 128, half_stride);
-    }
-    return;
-  }
-#endif
-#pragma unroll 1
+#pragma unroll kUnroll
   for (int block = 0; block < num_blocks; ++block) {
     add_mxfp4_block(sum, codes + block * kCodeBytes, scales + block * kScaleBytes, x + block * 128,
                     half_stride);

@@ -5,7 +5,6 @@
 namespace medley::cuda {
 namespace {
 
-constexpr int kMaxWarps = 12;
 constexpr int kHalfRows = 8;
 
 struct HalfSums {
@@ -18,7 +17,7 @@ __device__ __forceinline__ void add_blocks(HalfSums& sum, const LoraShrinkParams
                                            const uint8_t* a, const __nv_bfloat16* const (&x)[2]) {
   const int lane = threadIdx.x % kWarpSize;
   const int num_blocks = p.layout.padded_cols / 32;
-#pragma unroll 5
+#pragma unroll 3
   for (int block = threadIdx.x / kWarpSize; block < num_blocks; block += blockDim.x / kWarpSize) {
     const uint8_t* weights = a + static_cast<int64_t>(block) * 1024 + lane * 16;
     const uint4 low = *reinterpret_cast<const uint4*>(weights);
@@ -36,13 +35,17 @@ __device__ __forceinline__ void add_blocks(HalfSums& sum, const LoraShrinkParams
 
 }  // namespace
 
-__global__ void lora_shrink_kernel(const __grid_constant__ LoraShrinkParams p, int rank_step) {
-  __shared__ float sums[kMaxWarps][2][kUnitRows * kHalfRows];
+// 48 registers and 8 warps: what expert_gemm leaves of an SM.
+__global__ void __maxnreg__(48)
+    lora_shrink_kernel(const __grid_constant__ LoraShrinkParams p, int rank_step) {
+  __shared__ float sums[kMaxShrinkWarps][kUnitRows * kHalfRows];
   wait_for_predecessor();
   launch_dependents();
   const int segment_idx = blockIdx.x;
-  if (segment_idx >= *p.routing.num_segments) return;
+  // Read together: entries past the count exist, whatever they hold.
+  const int num_segments = *p.routing.num_segments;
   const RouteSegment segment = p.routing.segments[segment_idx];
+  if (segment_idx >= num_segments) return;
   const LoraEntry entry = p.lora[segment.slot];
   const int num_units = entry.num_a * entry.rank / kUnitRows;
   const int lane = threadIdx.x % kWarpSize;
@@ -57,34 +60,33 @@ __global__ void lora_shrink_kernel(const __grid_constant__ LoraShrinkParams p, i
     x[h] = p.x + row * p.in_size;
   }
   for (int unit = blockIdx.y; unit < num_units; unit += rank_step) {
-    const uint8_t* a =
-        entry.a + segment.expert * entry.a_expert_bytes + static_cast<int64_t>(unit) * p.layout.unit_bytes;
+    const uint8_t* a = entry.a + segment.expert * entry.a_expert_bytes +
+                       static_cast<int64_t>(unit) * p.layout.unit_bytes;
     HalfSums sum;
     if (segment.count > kHalfRows) {
       add_blocks<2>(sum, p, a, x);
     } else {
       add_blocks<1>(sum, p, a, x);
     }
-    __syncthreads();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      const int columns = min(segment.count - h * kHalfRows, kHalfRows);
+      if (columns <= 0) continue;
+      __syncthreads();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int rank_row = lane / 4 + i / 2 * 8;
         const int column = lane % 4 * 2 + i % 2;
-        sums[warp][h][column * kUnitRows + rank_row] = sum.value[h][i];
+        sums[warp][column * kUnitRows + rank_row] = sum.value[h][i];
       }
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < segment.count * kUnitRows; i += blockDim.x) {
-      const int column = i / kUnitRows;
-      const int rank = unit * kUnitRows + i % kUnitRows;
-      float total = 0.0f;
-      for (int w = 0; w < num_warps; ++w) {
-        total += sums[w][column / kHalfRows][column % kHalfRows * kUnitRows + i % kUnitRows];
+      __syncthreads();
+      for (int i = threadIdx.x; i < columns * kUnitRows; i += blockDim.x) {
+        const int rank = unit * kUnitRows + i % kUnitRows;
+        float total = 0.0f;
+        for (int w = 0; w < num_warps; ++w) total += sums[w][i];
+        const int64_t pair = segment.begin + h * kHalfRows + i / kUnitRows;
+        p.s[pair * p.s_stride + rank] = __float2bfloat16_rn(total * entry.scale[rank]);
       }
-      p.s[static_cast<int64_t>(segment.begin + column) * p.s_stride + rank] =
-          __float2bfloat16_rn(total * entry.scale[rank]);
     }
   }
 }

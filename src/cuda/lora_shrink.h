@@ -9,7 +9,7 @@ inline MatrixLayout lora_a_layout(int in_size) {
   return make_matrix_layout(StreamFormat::kBF16, kUnitRows, in_size);
 }
 
-// As many warps as share the columns evenly, 12 at most.
+// One warp per block of 32 columns, kMaxShrinkWarps at most.
 LoraShrinkConfig select_lora_shrink(const MatrixLayout& layout);
 
 }  // namespace medley::cuda

@@ -22,6 +22,8 @@ struct LoraShrinkParams {
   int s_stride = 0;
 };
 
+inline constexpr int kMaxShrinkWarps = 8;
+
 // One block per (segment, every rank_step-th unit of 16 ranks); its warps split the columns at
 // places that depend on the layout alone and are summed in their order.
 struct LoraShrinkConfig {

@@ -41,8 +41,9 @@ Result<RouteConfig> select_route(const AddNormRouteDesc& desc, int max_rows) {
   const int blocks = (desc.add_norm.hidden_size + 31) / 32;
   config.num_splits = std::clamp(warps / octets, 1, blocks);
   const size_t padded_row = static_cast<size_t>(blocks) * 32 * sizeof(float);
-  config.shared_bytes = std::max(kGroupBytes, padded_row + static_cast<size_t>(config.num_splits) *
-                                                               moe.num_experts * sizeof(float));
+  config.shared_bytes =
+      std::max(kGroupBytes, 2 * padded_row + static_cast<size_t>(config.num_splits) *
+                                                 moe.num_experts * sizeof(float));
   if (config.shared_bytes > kDefaultSharedLimit) {
     return unsupported(fmt::format("router on CUDA: hidden size {} needs {} bytes of shared memory",
                                    desc.add_norm.hidden_size, config.shared_bytes));

@@ -10,41 +10,68 @@ namespace {
 constexpr int kHalfUnit = 8;  // experts that a warp takes at once
 constexpr int kMaxRouteThreads = 512;
 
-// partial[split][expert] = the split's share of the dot product of a router row with the row in
-// shared memory, for all (8 experts, split) items of this block; stored in the cluster's first
-// block.
-__device__ void partial_logits(const RouteParams& p, const RouteConfig& config, const float* row,
-                               float* partial, int block_rank) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int num_warps = blockDim.x / kWarpSize;
-  const int num_blocks = p.layout.padded_cols / 32;
-  const int num_items = (p.num_experts + kHalfUnit - 1) / kHalfUnit * config.num_splits;
-  for (int item = block_rank * num_warps + threadIdx.x / kWarpSize; item < num_items;
-       item += config.cluster * num_warps) {
-    const int octet = item / config.num_splits;
-    const int split = item % config.num_splits;
-    const int first = num_blocks * split / config.num_splits;
-    const int last = num_blocks * (split + 1) / config.num_splits;
-    const uint8_t* weights =
-        p.router + static_cast<int64_t>(octet / 2) * p.layout.unit_bytes + octet % 2 * 512 + lane * 16;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int block = first; block < last; ++block) {
-      const uint4 w = *reinterpret_cast<const uint4*>(weights + block * 1024);
-      const float* x = row + block * 32 + lane % 4 * 8;
-      const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+// A warp's share of the router: 8 experts over a split of the columns, in blocks of 32.
+struct RouterItem {
+  int octet = 0;
+  int split = 0;
+  int first = 0;
+  int last = 0;
+  const uint8_t* weights = nullptr;  // this lane's 16 bytes of block 0
+
+  __device__ RouterItem(const RouteParams& p, const RouteConfig& config, int item) {
+    const int num_blocks = p.layout.padded_cols / 32;
+    octet = item / config.num_splits;
+    split = item % config.num_splits;
+    first = num_blocks * split / config.num_splits;
+    last = num_blocks * (split + 1) / config.num_splits;
+    weights = p.router + static_cast<int64_t>(octet / 2) * p.layout.unit_bytes + octet % 2 * 512 +
+              threadIdx.x % kWarpSize * 16;
+  }
+  __device__ uint4 load(int block) const {
+    return *reinterpret_cast<const uint4*>(weights + block * 1024);
+  }
+};
+
+// Blocks of a warp's first item that are read before the wait.
+constexpr int kEarlyBlocks = 4;
+
+__device__ __forceinline__ float dot_bf16x8(uint4 w, const float* x, float sum) {
+  const uint32_t words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = unpack_bf16x2(words[i]);
-        sum += pair.x * x[2 * i];
-        sum += pair.y * x[2 * i + 1];
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_bf16x2(words[i]);
+    sum += pair.x * x[2 * i];
+    sum += pair.y * x[2 * i + 1];
+  }
+  return sum;
+}
+
+// partial[split][expert] = the split's share of the dot product of a router row with the row in
+// shared memory, for all items of this block; `partial` is in the cluster's first block.
+__device__ void partial_logits(const RouteParams& p, const RouteConfig& config, int first_item,
+                               const uint4 (&early)[kEarlyBlocks], const float* row,
+                               float* partial) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int num_items = (p.num_experts + kHalfUnit - 1) / kHalfUnit * config.num_splits;
+  const float* x = row + lane % 4 * 8;
+  for (int i = first_item; i < num_items;
+       i += config.cluster * static_cast<int>(blockDim.x) / kWarpSize) {
+    const RouterItem item(p, config, i);
+    float sum = 0.0f;
+    int block = item.first;
+    if (i == first_item) {
+#pragma unroll
+      for (int j = 0; j < kEarlyBlocks; ++j) {
+        if (block < item.last) sum = dot_bf16x8(early[j], x + block++ * 32, sum);
       }
     }
+#pragma unroll 4
+    for (; block < item.last; ++block) sum = dot_bf16x8(item.load(block), x + block * 32, sum);
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    const int expert = octet * kHalfUnit + lane / 4;
+    const int expert = item.octet * kHalfUnit + lane / 4;
     if (lane % 4 == 0 && expert < p.num_experts) {
-      partial[split * p.num_experts + expert] = sum;
+      partial[item.split * p.num_experts + expert] = sum;
     }
   }
 }
@@ -61,7 +88,7 @@ __device__ __forceinline__ float from_ordered(uint32_t key) {
 // One warp: the k largest logits, ties to the lower expert, and their weights. Lane i holds the
 // experts i, i + 32, ...
 __device__ void choose_experts(const RouteParams& p, int num_splits, const float* partial,
-                               int row) {
+                               const float* bias, int row) {
   constexpr int kPerLane = kMaxRoutedExperts / kWarpSize;
   const int lane = threadIdx.x;
   uint32_t keys[kPerLane];  // 0: no expert, or chosen already
@@ -71,7 +98,7 @@ __device__ void choose_experts(const RouteParams& p, int num_splits, const float
     const int expert = i * kWarpSize + lane;
     keys[i] = 0;
     if (expert >= p.num_experts) continue;
-    float sum = p.router_bias == nullptr ? 0.0f : p.router_bias[expert];
+    float sum = bias[expert];
 #pragma unroll 8
     for (int split = 0; split < num_splits; ++split) sum += partial[split * p.num_experts + expert];
     keys[i] = ordered(sum);
@@ -130,39 +157,46 @@ __device__ bool arrive_last(uint32_t* arrivals, int num_rows) {
   return before == static_cast<uint32_t>(num_rows - 1);
 }
 
-// Brings this block's share of the router closer while the predecessor runs.
-__device__ void prefetch_router(const RouteParams& p, int block_rank, int num_blocks) {
-  const int64_t lines = static_cast<int64_t>(p.layout.matrix_bytes() / 128);
-  for (int64_t i = block_rank * blockDim.x + threadIdx.x; i < lines;
-       i += static_cast<int64_t>(num_blocks) * blockDim.x) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p.router + i * 128));
-  }
-}
-
 }  // namespace
 
-// Dynamic shared memory: the row (padded_cols floats), then (num_splits, num_experts) partial
-// logits; the last block to finish reuses it for the grouping.
+// Dynamic shared memory: the row and the norm's weights (padded_cols floats each), then
+// (num_splits, num_experts) partial logits; the last block to finish reuses it for the grouping.
 template <RowDelta kDelta>
 __global__ void __launch_bounds__(kMaxRouteThreads, 1)
     add_norm_route_kernel(const __grid_constant__ RouteParams p,
                           const __grid_constant__ RouteConfig config) {
   namespace cg = cooperative_groups;
   extern __shared__ __align__(16) float route_shared[];
+  __shared__ float bias[kMaxRoutedExperts];
   __shared__ bool last_row;
-  float* partial = route_shared + p.layout.padded_cols;
+  float* norm_weight = route_shared + p.layout.padded_cols;
+  float* partial = norm_weight + p.layout.padded_cols;
   const cg::cluster_group cluster = cg::this_cluster();
   const int row = blockIdx.y;
   const int rank = blockIdx.x;
   for (int i = p.norm.hidden_size + threadIdx.x; i < p.layout.padded_cols; i += blockDim.x) {
     route_shared[i] = 0.0f;
   }
-  if (row == 0) prefetch_router(p, rank, config.cluster);
+  // Weights and the step's inputs were there before the predecessor started.
+  for (int i = threadIdx.x; i < p.norm.hidden_size; i += blockDim.x) {
+    norm_weight[i] = p.norm.weight[i];
+  }
+  for (int i = threadIdx.x; i < p.num_experts; i += blockDim.x) {
+    bias[i] = p.router_bias == nullptr ? 0.0f : p.router_bias[i];
+  }
+  const int first_item =
+      (rank * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) / kWarpSize;
+  uint4 early[kEarlyBlocks] = {};
+  if (first_item < (p.num_experts + kHalfUnit - 1) / kHalfUnit * config.num_splits) {
+    const RouterItem item(p, config, first_item);
+#pragma unroll
+    for (int j = 0; j < kEarlyBlocks; ++j) {
+      if (item.first + j < item.last) early[j] = item.load(item.first + j);
+    }
+  }
+  const int num_rows = *p.norm.num_rows;
   wait_for_predecessor();
   launch_dependents();
-  const int num_rows = *p.norm.num_rows;
-  // Rows up to the padded batch exist; their values only count below num_rows.
-  const float inverse_rms = add_row<kDelta>(p.norm, row, route_shared);
   if (row >= num_rows) {
     if (num_rows == 0 && row == 0 && rank == 0 && threadIdx.x == 0) {
       *p.routing.num_tiles = 0;
@@ -170,22 +204,23 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 1)
     }
     return;
   }
+  const float inverse_rms = add_row<kDelta>(p.norm, row, route_shared);
   cluster_arrive();  // this block has read the residual that the first one replaces
   if (rank != 0) {
-    normalise_row(p.norm, inverse_rms, route_shared);
+    normalise_row(p.norm, norm_weight, inverse_rms, route_shared);
     cluster_wait();
   } else {
     cluster_wait();
-    store_row<kDelta>(p.norm, row, inverse_rms, route_shared);
+    store_row<kDelta>(p.norm, norm_weight, row, inverse_rms, route_shared);
   }
   __syncthreads();
-  partial_logits(p, config, route_shared, cluster.map_shared_rank(partial, 0), rank);
+  partial_logits(p, config, first_item, early, route_shared, cluster.map_shared_rank(partial, 0));
   cluster_arrive();
   cluster_wait();
   if (rank != 0) return;
 
   if (threadIdx.x < kWarpSize) {
-    choose_experts(p, config.num_splits, partial, row);
+    choose_experts(p, config.num_splits, partial, bias, row);
     __syncwarp();
     if (threadIdx.x == 0) {
       last_row = num_rows == 1 || arrive_last(p.routing.arrivals, num_rows);
