@@ -64,6 +64,7 @@ struct Answer {
   std::vector<int32_t> tokens;
   std::vector<double> logprobs;
   std::vector<std::vector<TokenLogprob>> tops;
+  std::vector<PromptLogprob> prompt_logprobs;
   std::optional<FinishReason> finish;
   std::string error;
 };
@@ -128,12 +129,22 @@ class Served {
   const std::vector<Case>& cases() const { return cases_; }
 
   RequestId submit(const Case& c) {
-    Request request;
+    return submit(c, {.prompt = c.prompt["ids"].get<std::vector<int32_t>>(),
+                      .sampling = {.max_tokens = static_cast<int>(c.prompt["tokens"].size())}});
+  }
+
+  // The reference's answer read as part of the prompt, all but its last token.
+  RequestId submit_to_read(const Case& c) {
+    auto ids = c.prompt["ids"].get<std::vector<int32_t>>();
+    const auto tokens = c.prompt["tokens"].get<std::vector<int32_t>>();
+    ids.insert(ids.end(), tokens.begin(), tokens.end() - 1);
+    return submit(c, {.prompt = ids, .sampling = {.max_tokens = 1, .num_prompt_logprobs = 5}});
+  }
+
+  RequestId submit(const Case& c, Request request) {
     request.id = ++last_id_;
-    request.prompt = c.prompt["ids"].get<std::vector<int32_t>>();
     request.adapter = c.adapter;
     request.sampling.temperature = 0;
-    request.sampling.max_tokens = static_cast<int>(c.prompt["tokens"].size());
     request.sampling.ignore_eos = true;
     request.sampling.num_top_logprobs = 5;
     const auto taken = engine_->submit(std::move(request));
@@ -160,6 +171,9 @@ class Served {
     std::lock_guard lock(mutex_);
     for (auto& event : events) {
       Answer& answer = answers_[event.request_id];
+      for (const PromptLogprob& scored : event.prompt_logprobs) {
+        answer.prompt_logprobs.push_back(scored);
+      }
       if (event.token_id) {
         answer.tokens.push_back(*event.token_id);
         answer.logprobs.push_back(event.logprob);
@@ -239,6 +253,46 @@ TEST_P(Golden, AloneAndMixedEqualTheReference) {
   std::printf("%s: %zu prompts, %d of %d positions compared, worst log-probability error %.2e\n",
               GetParam().c_str(), ids.size(), tally.compared, tally.total, tally.worst);
   EXPECT_GE(tally.compared, tally.total * 9 / 10);
+}
+
+// No choice of the model's comes into it, so every position counts, near ties too.
+TEST_P(Golden, PromptLogprobsEqualTheReference) {
+  Served served(golden_dir() / GetParam());
+  if (HasFailure()) return;
+  std::vector<RequestId> read_ids, made_ids;
+  for (const Case& c : served.cases()) {
+    read_ids.push_back(served.submit_to_read(c));
+    made_ids.push_back(served.submit(c));
+  }
+  double worst = 0;
+  for (size_t n = 0; n < read_ids.size(); ++n) {
+    const Case& c = served.cases()[n];
+    const Answer read = served.wait(read_ids[n]), made = served.wait(made_ids[n]);
+    const auto tokens = c.prompt["tokens"].get<std::vector<int32_t>>();
+    const auto logprobs = c.prompt["logprobs"].get<std::vector<double>>();
+    const auto top_logprobs = c.prompt["top5_logprobs"].get<std::vector<std::vector<double>>>();
+    const size_t num_ids = c.prompt["ids"].size();
+    ASSERT_EQ(read.prompt_logprobs.size(), num_ids + tokens.size() - 2) << c.name;
+    bool as_made =
+        true;  // so far the engine made the same tokens: then it says the same, bit by bit
+    for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+      const PromptLogprob& scored = read.prompt_logprobs[num_ids - 1 + i];
+      ASSERT_EQ(scored.token.token_id, tokens[i]) << c.name;
+      worst = std::max(worst, std::abs(scored.token.logprob - logprobs[i]));
+      ASSERT_NEAR(scored.token.logprob, logprobs[i], kLogprobTolerance) << c.name << " token " << i;
+      ASSERT_EQ(scored.top.size(), 5u);
+      for (int j = 0; j < 5; ++j) {
+        ASSERT_NEAR(scored.top[j].logprob, top_logprobs[i][j], kLogprobTolerance)
+            << c.name << " token " << i << " place " << j;
+      }
+      as_made = as_made && made.tokens[i] == tokens[i];
+      if (!as_made) continue;
+      EXPECT_EQ(scored.token.logprob, made.logprobs[i]) << c.name << " token " << i;
+      EXPECT_EQ(scored.rank, 1);
+    }
+  }
+  std::printf("%s: %zu answers read, worst log-probability error %.2e\n", GetParam().c_str(),
+              read_ids.size(), worst);
 }
 
 std::vector<std::string> models() {
