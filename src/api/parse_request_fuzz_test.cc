@@ -12,6 +12,8 @@ const std::vector<std::string> kSeeds = {
     R"("stream":true,"stream_options":{"include_usage":true},"n":2,"stop":["a"],"seed":-5,)"
     R"("temperature":0.5,"top_k":-1,"logprobs":true,"top_logprobs":3,"max_tokens":10})",
     R"({"prompt":[[1,2],[3]],"max_tokens":4,"echo":true,"logit_bias":{},"tools":[],"top_p":1e-3})",
+    R"({"prompt":"a","logit_bias":{"5":-100,"77":0.5},"prompt_logprobs":3,"repetition_penalty":1.1,)"
+    R"("frequency_penalty":-0.5,"presence_penalty":2,"echo":true,"logprobs":1,"max_tokens":0})",
     R"({"prompt":["a","b"],"stop":"x","stop_token_ids":[1],"min_tokens":1,"logprobs":2})"};
 
 const std::vector<std::string> kTokens = {
