@@ -65,7 +65,13 @@ TEST(ParseRequestFuzz, MutatedBodies) {
     ASSERT_GE(request->n, 1);
     ASSERT_LE(request->num_choices(), static_cast<size_t>(kMaxChoices));
     ASSERT_LE(request->num_top_logprobs, kMaxTopLogprobs);
-    ASSERT_GE(request->max_tokens.value_or(1), 1);
+    ASSERT_GE(request->max_tokens.value_or(1), request->echo ? 0 : 1);
+    ASSERT_LE(request->num_prompt_logprobs, kMaxTopLogprobs);
+    ASSERT_GT(request->repetition_penalty.value_or(1.0f), 0.0f);
+    for (const LogitBias& entry : request->logit_bias) {
+      ASSERT_GE(entry.token_id, 0);
+      ASSERT_LE(std::abs(entry.bias), kMaxLogitBias);
+    }
     ASSERT_GE(request->temperature.value_or(0.0f), 0.0f) << body;
     if (shape == Shape::kChat) {
       ASSERT_FALSE(request->chat.messages.empty());
