@@ -140,7 +140,7 @@ class AdapterStoreImpl : public AdapterStore {
     }
     ++adapter->num_pins;
     adapter->info.last_used_ns = now_ns();
-    return std::optional<AdapterPin>(make_pin(this, adapter->slot));
+    return std::optional<AdapterPin>(make_pin(this, adapter->slot, adapter->info.hash));
   }
 
  private:
@@ -326,11 +326,14 @@ class AdapterStoreImpl : public AdapterStore {
 }  // namespace
 
 AdapterPin::AdapterPin(AdapterPin&& other) noexcept
-    : store_(std::exchange(other.store_, nullptr)), slot_(std::exchange(other.slot_, kNoAdapter)) {}
+    : store_(std::exchange(other.store_, nullptr)),
+      slot_(std::exchange(other.slot_, kNoAdapter)),
+      hash_(std::move(other.hash_)) {}
 
 AdapterPin& AdapterPin::operator=(AdapterPin&& other) noexcept {
   std::swap(store_, other.store_);
   std::swap(slot_, other.slot_);
+  hash_.swap(other.hash_);
   return *this;
 }
 
@@ -338,10 +341,11 @@ AdapterPin::~AdapterPin() {
   if (store_ != nullptr) store_->release(slot_);
 }
 
-AdapterPin AdapterStore::make_pin(AdapterStore* store, int32_t slot) {
+AdapterPin AdapterStore::make_pin(AdapterStore* store, int32_t slot, std::string hash) {
   AdapterPin pin;
   pin.store_ = store;
   pin.slot_ = slot;
+  pin.hash_ = std::move(hash);
   return pin;
 }
 

@@ -61,11 +61,15 @@ class AdapterPin {
   AdapterPin& operator=(AdapterPin&& other) noexcept;
   ~AdapterPin();
   int32_t slot() const { return slot_; }  // kNoAdapter for the base model
+  // AdapterInfo::hash of what is in the slot; empty for the base model. A name's content may
+  // change, a pin's does not.
+  const std::string& hash() const { return hash_; }
 
  private:
   friend class AdapterStore;
   AdapterStore* store_ = nullptr;
   int32_t slot_ = kNoAdapter;
+  std::string hash_;
 };
 
 // All adapters the server knows, and where each one lives.
@@ -117,7 +121,7 @@ class AdapterStore {
     std::lock_guard lock(wake_mutex_);
     if (wake_) wake_();
   }
-  static AdapterPin make_pin(AdapterStore* store, int32_t slot);
+  static AdapterPin make_pin(AdapterStore* store, int32_t slot, std::string hash);
 };
 
 }  // namespace medley

@@ -19,19 +19,24 @@ struct EngineOptions {
   int queue_capacity = 1024;          // waiting submissions; beyond it submit() answers kOverloaded
   std::vector<int32_t> eos_token_ids = {};  // the model's end tokens
   int max_loras = 0;                        // device slots of the adapter store; 0 = no limit known
+  bool enable_prefix_caching = true;        // keys and values of equal beginnings are reused
 };
 
 // A snapshot for /metrics and the dashboard.
 struct EngineStats {
   int num_running = 0;
   int num_waiting = 0;
-  int num_pages = 0;  // KV pages in all
-  int num_free_pages = 0;
+  int num_pages = 0;       // KV pages in all
+  int num_free_pages = 0;  // with those that the prefix cache would give up
   int page_size = 0;
   uint64_t num_steps = 0;
   uint64_t num_prompt_tokens = 0;  // computed in prefill
   uint64_t num_generation_tokens = 0;
   uint64_t num_preemptions = 0;
+  // Tokens of first admissions that were looked up in the prefix cache, and of these found there.
+  uint64_t num_prefix_cache_queries = 0;
+  uint64_t num_prefix_cache_hits = 0;
+  bool prefix_caching = false;
   std::vector<std::string> running_adapters;  // of requests in steps now
   std::vector<std::string> waiting_adapters;
   bool healthy = true;

@@ -1,11 +1,13 @@
 #include "engine/engine_core.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "kv/page_table.h"
 
 namespace medley {
 namespace {
@@ -48,10 +50,12 @@ EngineCore::EngineCore(const EngineOptions& options, Executor& executor, Adapter
       limits_({.max_num_seqs = options.max_num_seqs,
                .max_num_batched_tokens = options.max_num_batched_tokens,
                .page_size = desc_.page_size,
+               .max_pages = desc_.step.max_pages,
                .max_adapters = options.max_loras,
                .max_logit_rows = desc_.step.max_seqs}),
       pool_(desc_.num_pages),
       batch_(desc_.step, desc_.page_size) {
+  if (options.enable_prefix_caching) prefix_cache_.emplace(pool_, desc_.page_size);
   for (int slot = options.max_num_seqs - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
@@ -132,6 +136,12 @@ StepPlan EngineCore::plan() {
   waiting.reserve(waiting_.size());
   for (const Sequence* seq : running_) running.push_back(state_of(*seq));
   for (const Sequence* seq : waiting_) waiting.push_back(state_of(*seq));
+  const int num_free_pages = pool_.num_free() + pool_.num_cached();
+  int num_free_entries = limits_.max_pages;
+  for (const SeqState& seq : running) num_free_entries -= seq.num_pages;
+  if (std::min(num_free_pages, num_free_entries) < static_cast<int>(running.size())) {
+    count_shared_pages(running);  // somebody may have to be preempted
+  }
   std::vector<ResidentAdapter> resident;
   for (const auto& [name, group] : groups_) {
     if (group.num_pins > 0) resident.push_back({group.id, group.since});
@@ -140,10 +150,38 @@ StepPlan EngineCore::plan() {
                    {.running = running,
                     .waiting = waiting,
                     .resident = resident,
-                    .num_free_pages = pool_.num_free(),
+                    .num_free_pages = num_free_pages,
                     .num_admissions = num_admissions_,
                     .steps_in_flight = !in_flight_.empty()},
-                   [&](int idx) { return try_acquire(*waiting_[idx]); });
+                   [&](int idx) { return try_enter(*waiting_[idx]); });
+}
+
+// A page goes back when its last holder does, so it counts as the first's.
+void EngineCore::count_shared_pages(std::vector<SeqState>& running) const {
+  std::unordered_set<int32_t> seen;
+  for (size_t i = 0; i < running.size(); ++i) {
+    const PageTable& pages = running_[i]->pages;
+    for (int p = 0; p < pages.num_pages(); ++p) {
+      if (!seen.insert(pages[p]).second) ++running[i].num_shared_pages;
+    }
+  }
+}
+
+// Besides the adapter, takes the pages that are cached of its tokens: all but the last, whose
+// logits are wanted, and none from the first token on that is to be scored.
+GateAnswer EngineCore::try_enter(Sequence& seq) {
+  GateAnswer answer = try_acquire(seq);
+  if (answer.admission != Admission::kEnter || !prefix_cache_) return answer;
+  int64_t num_usable = seq.num_tokens() - 1;
+  if (seq.scored_from() < seq.scored_to()) num_usable = std::min(num_usable, seq.scored_from());
+  const int num_cached_before = pool_.num_cached();
+  seq.cached = prefix_cache_->match(seq.pin->hash(), seq.tokens,
+                                    static_cast<int>(num_usable / desc_.page_size), seq.pages);
+  answer.num_pages = seq.cached.num_pages;
+  answer.num_pages_unfree = num_cached_before - pool_.num_cached();
+  answer.num_computed = static_cast<int64_t>(seq.cached.num_pages) * desc_.page_size;
+  seq.num_computed = seq.num_retired = answer.num_computed;
+  return answer;
 }
 
 Admission EngineCore::try_acquire(Sequence& seq) {
@@ -160,6 +198,7 @@ Admission EngineCore::try_acquire(Sequence& seq) {
     return Admission::kRefused;
   }
   if (!pin->has_value()) return Admission::kNotYet;
+  MEDLEY_CHECK(!(*pin)->hash().empty(), "an adapter without a hash");
   seq.pin = std::move(*pin);
   AdapterGroup& group = groups_.at(name);
   if (group.num_pins++ == 0) group.since = num_admissions_;
@@ -186,7 +225,10 @@ void EngineCore::fail_refused() {
 bool EngineCore::launch_next() {
   const StepPlan step_plan = plan();
   const bool any_refused = !refused_.empty();
-  if (step_plan.lacks_pages) drop_pin(*waiting_[*step_plan.lacks_pages]);
+  if (step_plan.lacks_pages) {
+    give_pages_back(*waiting_[*step_plan.lacks_pages]);
+    drop_pin(*waiting_[*step_plan.lacks_pages]);
+  }
   preempt(static_cast<int>(step_plan.preempted.size()));
 
   LaunchedStep step;
@@ -215,15 +257,16 @@ bool EngineCore::launch_next() {
 }
 
 // The youngest lose their pages and start anew, their output so far being part of their prompt.
-// Every launched step has retired by now.
+// What the prefix cache still has of them then is found again. Every launched step has retired by
+// now.
 void EngineCore::preempt(int num_victims) {
   for (int i = 0; i < num_victims; ++i) {
     Sequence& seq = *running_.back();
     MEDLEY_CHECK_EQ(seq.num_steps_in_flight, 0);
     MEDLEY_CHECK_EQ(seq.num_pending, 0);
     leave(seq, SequenceState::kWaiting);
-    seq.pages.clear();
-    seq.num_computed = 0;
+    cache_pages(seq, /*may_replace=*/true);
+    give_pages_back(seq);
     seq.preempted = true;
     waiting_.push_back(&seq);
     ++num_preemptions_;
@@ -238,6 +281,11 @@ void EngineCore::enter(Sequence& seq) {
   if (seq.scheduled_ns == 0) {
     seq.scheduled_ns = now_ns();
     ++num_left_queue_;
+    if (prefix_cache_ && seq.request.sampling.num_prompt_logprobs < 0) {
+      num_prefix_cache_queries_ += seq.num_tokens();
+      num_prefix_cache_hits_ += seq.num_computed;
+    }
+    seq.num_counted_prompt = seq.num_computed;
   }
   seq.preempted = false;
   seq.slot = free_slots_.back();
@@ -246,17 +294,19 @@ void EngineCore::enter(Sequence& seq) {
 }
 
 void EngineCore::add_to_batch(Sequence& seq, int64_t num_tokens, LaunchedStep& step) {
+  const int num_pages = num_pages_for(seq.num_tokens(), desc_.page_size);
+  if (prefix_cache_) prefix_cache_->evict(num_pages - seq.pages.num_pages());
   const bool has_pages = seq.pages.grow(seq.num_tokens(), desc_.page_size, pool_);
   MEDLEY_CHECK(has_pages, "planned without pages");
   const Batch::Outputs outputs = batch_.add(seq, num_tokens);
-  step.rows.push_back({&seq, outputs});
   seq.num_computed += num_tokens;
+  step.rows.push_back({&seq, outputs, seq.num_computed});
   seq.num_scored += outputs.num_scored;
 }
 
 void EngineCore::after_launch(LaunchedStep step) {
   ++num_steps_;
-  for (const auto& [seq, outputs] : step.rows) {
+  for (const auto& [seq, outputs, end] : step.rows) {
     ++seq->num_steps_in_flight;
     const int64_t num_prompt = std::min(seq->num_computed, seq->num_prompt());
     if (num_prompt > seq->num_counted_prompt) {
@@ -284,10 +334,12 @@ void EngineCore::retire_oldest() {
   int output_idx = 0;
   for (const LaunchedRows& rows : step.rows) {
     const int num_outputs = rows.outputs.num_scored + (rows.outputs.is_sampled ? 1 : 0);
+    rows.seq->num_retired = rows.end;
     if (rows.seq->state() == SequenceState::kEnded) {
       release_if_done(*rows.seq);
-    } else if (num_outputs > 0) {
-      accept(rows, **output, output_idx, time_ns);
+    } else {
+      cache_pages(*rows.seq, /*may_replace=*/false);
+      if (num_outputs > 0) accept(rows, **output, output_idx, time_ns);
     }
     output_idx += num_outputs;
   }
@@ -357,12 +409,29 @@ void EngineCore::leave(Sequence& seq, SequenceState next) {
 
 void EngineCore::release_if_done(Sequence& seq) {
   if (seq.state() != SequenceState::kEnded || seq.num_steps_in_flight > 0) return;
+  cache_pages(seq, /*may_replace=*/true);
   if (seq.adapter != kBaseModel) {
     const auto group = groups_.find(seq.request.adapter);
     if (seq.pin && --group->second.num_pins == 0) group->second.gave_up_at = ++clock_;
     if (--group->second.num_open == 0) groups_.erase(group);
   }
   sequences_.erase(seq.request.id);
+}
+
+// What is both computed and known to the host. Other sequences' pages may take the place of its own
+// only when no launched step has rows of it.
+void EngineCore::cache_pages(Sequence& seq, bool may_replace) {
+  if (!prefix_cache_ || seq.pages.num_pages() == 0) return;
+  const int64_t num_known = static_cast<int64_t>(seq.tokens.size());
+  const std::span<const int32_t> tokens = seq.tokens;
+  prefix_cache_->insert(seq.pin->hash(), tokens.first(std::min(seq.num_retired, num_known)),
+                        seq.pages, may_replace, seq.cached);
+}
+
+void EngineCore::give_pages_back(Sequence& seq) {
+  seq.pages.clear();
+  seq.cached = {};
+  seq.num_computed = seq.num_retired = 0;
 }
 
 void EngineCore::fail_all(const Error& error) {
@@ -388,12 +457,15 @@ EngineStats EngineCore::stats() const {
   EngineStats stats = {.num_running = num_open_ - static_cast<int>(waiting_.size()),
                        .num_waiting = static_cast<int>(waiting_.size()),
                        .num_pages = pool_.num_pages(),
-                       .num_free_pages = pool_.num_free(),
+                       .num_free_pages = pool_.num_free() + pool_.num_cached(),
                        .page_size = desc_.page_size,
                        .num_steps = num_steps_,
                        .num_prompt_tokens = num_prompt_tokens_,
                        .num_generation_tokens = num_generation_tokens_,
                        .num_preemptions = num_preemptions_,
+                       .num_prefix_cache_queries = num_prefix_cache_queries_,
+                       .num_prefix_cache_hits = num_prefix_cache_hits_,
+                       .prefix_caching = prefix_cache_.has_value(),
                        .healthy = is_healthy()};
   for (const auto& [name, group] : groups_) {
     if (group.num_pins > 0) stats.running_adapters.push_back(name);

@@ -14,6 +14,7 @@
 #include "engine/executor.h"
 #include "engine/sequence.h"
 #include "kv/page_pool.h"
+#include "kv/prefix_cache.h"
 #include "sched/plan_step.h"
 
 namespace medley {
@@ -58,6 +59,7 @@ class EngineCore {
   struct LaunchedRows {
     Sequence* seq = nullptr;
     Batch::Outputs outputs;
+    int64_t end = 0;  // position after its last row
   };
   struct LaunchedStep {
     StepTicket ticket = 0;
@@ -76,6 +78,8 @@ class EngineCore {
   StepPlan plan();
   Admission try_acquire(Sequence& seq);
   void drop_pin(Sequence& seq);
+  GateAnswer try_enter(Sequence& seq);
+  void count_shared_pages(std::vector<SeqState>& running) const;
   void fail_refused();
   void preempt(int num_victims);
   void enter(Sequence& seq);
@@ -89,6 +93,8 @@ class EngineCore {
   TokenEvent& add_event(const Sequence& seq);
   void leave(Sequence& seq, SequenceState next);
   void release_if_done(Sequence& seq);
+  void cache_pages(Sequence& seq, bool may_replace);
+  void give_pages_back(Sequence& seq);
   void fail_all(const Error& error);
   SeqState state_of(const Sequence& seq) const;
 
@@ -99,6 +105,7 @@ class EngineCore {
   const SchedulerLimits limits_;
 
   PagePool pool_;
+  std::optional<PrefixCache> prefix_cache_;
   std::unordered_map<std::string, AdapterGroup> groups_;
   std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences_;
   std::vector<Sequence*> running_;  // in order of admission
@@ -121,6 +128,8 @@ class EngineCore {
   uint64_t num_prompt_tokens_ = 0;
   uint64_t num_generation_tokens_ = 0;
   uint64_t num_preemptions_ = 0;
+  uint64_t num_prefix_cache_queries_ = 0;
+  uint64_t num_prefix_cache_hits_ = 0;
 };
 
 }  // namespace medley

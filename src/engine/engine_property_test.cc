@@ -32,7 +32,8 @@ struct Scenario {
 };
 
 // Random requests meet a random engine: page counts near the least that works, small budgets, few
-// slots, adapters that load late or fail.
+// slots, adapters that load late or fail, prompts that go on from others' and from their answers,
+// adapters whose content changes.
 class RandomRun {
  public:
   explicit RandomRun(uint32_t seed)
@@ -60,6 +61,7 @@ class RandomRun {
         core_.abort(pick(1, static_cast<int>(requests_.size())));
       }
       store_.tick();
+      if (pick(1, 40) == 1) replace_adapter();
       core_.step();
       collect();
       check_invariants();
@@ -74,7 +76,7 @@ class RandomRun {
     check_answers();
   }
 
-  uint64_t num_preemptions() const { return core_.stats().num_preemptions; }
+  EngineStats stats() const { return core_.stats(); }
 
  private:
   int pick(int low, int high) { return std::uniform_int_distribution(low, high)(rng_); }
@@ -86,13 +88,14 @@ class RandomRun {
     s.options.max_model_len = pick(8, 60);
     s.options.max_loras = pick(1, 4);
     s.options.eos_token_ids = {0, 1};
+    s.options.enable_prefix_caching = pick(0, 3) > 0;
     s.desc.page_size = pick(1, 8);
     const int pages_for_one =
         static_cast<int>((s.options.max_model_len + s.desc.page_size - 1) / s.desc.page_size);
     s.desc.num_pages = pages_for_one + pick(0, 2 * pages_for_one);
     s.desc.step = {.max_rows = s.options.max_num_batched_tokens,
                    .max_seqs = s.options.max_num_seqs,
-                   .max_pages = s.desc.num_pages};
+                   .max_pages = s.desc.num_pages + pick(0, s.desc.num_pages)};
     s.desc.vocab_size = kVocab;
     s.num_requests = pick(20, 80);
     s.arrivals_in_8_turns = pick(1, 12);
@@ -106,11 +109,20 @@ class RandomRun {
       if (pick(1, 64) > scenario_.arrivals_in_8_turns) continue;
       Request r = {.id = requests_.size() + 1};
       const int num_prompt = pick(1, static_cast<int>(scenario_.options.max_model_len) - 1);
-      for (int t = 0; t < num_prompt; ++t) r.prompt.push_back(pick(0, kVocab - 1));
       const int adapter = pick(0, 9);
       if (adapter < 5) r.adapter = fmt::format("a{}", adapter / 2 * 2);
       if (adapter == 5) r.adapter = "a1";
       if (adapter == 6) r.adapter = "broken";
+      if (!requests_.empty() && pick(0, 3) > 0) {
+        const Request& other = requests_[pick(0, static_cast<int>(requests_.size()) - 1)];
+        const std::vector<int32_t>& answer = tokens_[other.id];
+        r.prompt = other.prompt;
+        r.prompt.insert(r.prompt.end(), answer.begin(), answer.end());
+        if (static_cast<int>(r.prompt.size()) > num_prompt) r.prompt.resize(num_prompt);
+        if (pick(0, 3) > 0) r.adapter = other.adapter;
+      }
+      while (static_cast<int>(r.prompt.size()) < num_prompt)
+        r.prompt.push_back(pick(0, kVocab - 1));
       r.sampling.max_tokens = pick(1, 70);
       r.sampling.min_tokens = pick(0, 1) * pick(0, 10);
       r.sampling.ignore_eos = pick(0, 3) == 0;
@@ -120,8 +132,15 @@ class RandomRun {
       if (pick(0, 2) == 0) r.sampling.logit_bias = {{pick(0, kVocab - 1), 1.0f}};
       if (pick(0, 3) == 0) r.sampling.stop_token_ids = {pick(0, kVocab - 1)};
       requests_.push_back(r);
+      first_content_[r.id] = contents_[r.adapter].size();
       core_.add(r);
     }
+  }
+
+  void replace_adapter() {
+    const std::string name = fmt::format("a{}", pick(0, 4));
+    contents_[name].push_back(fmt::format("{}, version {}", name, contents_[name].size() + 2));
+    store_.replace(name, contents_[name].back());
   }
 
   void collect() {
@@ -131,13 +150,18 @@ class RandomRun {
         scored_[event.request_id].push_back(scored.token.token_id);
       }
       if (event.token_id) tokens_[event.request_id].push_back(*event.token_id);
-      if (event.finish) ends_[event.request_id] = *event.finish;
+      if (!event.finish) continue;
+      ends_[event.request_id] = *event.finish;
+      last_content_[event.request_id] = contents_[requests_[event.request_id - 1].adapter].size();
     }
   }
 
   void check_invariants() {
     const PagePool& pages = core_.pages();
-    ASSERT_EQ(pages.num_free() + pages.num_held(), scenario_.desc.num_pages);
+    ASSERT_EQ(pages.num_free() + pages.num_cached() + pages.num_held(), scenario_.desc.num_pages);
+    if (!scenario_.options.enable_prefix_caching) {
+      ASSERT_EQ(pages.num_cached(), 0);
+    }
     ASSERT_GE(pages.num_held(), static_cast<int>(executor_.pages_in_flight().size()))
         << "a launched step uses a page that is free";
     const EngineStats stats = core_.stats();
@@ -155,7 +179,7 @@ class RandomRun {
         EXPECT_TRUE(tokens.empty());
         continue;
       }
-      FakeAnswer answer = fake_answer(r, scenario_.options, kVocab);
+      FakeAnswer answer = answer_beginning_with(r, tokens);
       if (finish == FinishReason::kAbort) {
         ASSERT_LE(tokens.size(), answer.tokens.size());
         answer.tokens.resize(tokens.size());
@@ -172,6 +196,21 @@ class RandomRun {
     }
   }
 
+  // That of the content that the request's adapter had when it entered, which is one of those
+  // between its submission and its end.
+  FakeAnswer answer_beginning_with(Request r, const std::vector<int32_t>& tokens) {
+    const std::vector<std::string>& contents = contents_[r.adapter];
+    const std::string name = r.adapter;
+    FakeAnswer answer;
+    for (size_t i = first_content_[r.id]; i <= last_content_[r.id]; ++i) {
+      r.adapter = i == 0 ? name : contents[i - 1];
+      answer = fake_answer(r, scenario_.options, kVocab);
+      if (tokens.size() > answer.tokens.size()) continue;
+      if (std::ranges::equal(tokens, std::span(answer.tokens).first(tokens.size()))) break;
+    }
+    return answer;
+  }
+
   std::mt19937 rng_;
   Scenario scenario_;
   FakeAdapterStore store_;
@@ -181,18 +220,24 @@ class RandomRun {
   std::map<RequestId, std::vector<int32_t>> tokens_;
   std::map<RequestId, std::vector<int32_t>> scored_;
   std::map<RequestId, FinishReason> ends_;
+  std::map<std::string, std::vector<std::string>> contents_;  // of an adapter, after its first
+  std::map<RequestId, size_t> first_content_, last_content_;  // how many of them there were
 };
 
 TEST(EngineProperty, EveryRequestEndsOnceWithItsOwnAnswer) {
-  uint64_t num_preemptions = 0;
+  uint64_t num_preemptions = 0, num_hits = 0, num_queries = 0;
   for (uint32_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     RandomRun run(seed);
     run.run();
-    num_preemptions += run.num_preemptions();
+    num_preemptions += run.stats().num_preemptions;
+    num_hits += run.stats().num_prefix_cache_hits;
+    num_queries += run.stats().num_prefix_cache_queries;
     if (HasFailure()) return;
   }
   EXPECT_GT(num_preemptions, 100u) << "the scenarios no longer run out of pages";
+  EXPECT_GT(num_hits * 20, num_queries) << "the scenarios no longer share prefixes";
+  std::printf("%lu preemptions, %lu of %lu tokens found\n", num_preemptions, num_hits, num_queries);
 }
 
 // Floods that never end on two adapters, one slot; the third adapter's and base's requests must get

@@ -9,6 +9,7 @@
 #include "core/request.h"
 #include "core/token_event.h"
 #include "kv/page_table.h"
+#include "kv/prefix_cache.h"
 
 namespace medley {
 
@@ -49,6 +50,7 @@ struct Sequence {
   std::vector<int32_t> tokens;     // prompt and output, as far as the host knows them
   int num_pending = 0;             // sampled by launched steps, ids unknown to the host
   int64_t num_computed = 0;        // in the cache once every launched step has run
+  int64_t num_retired = 0;         // in the cache: the step that computed it is done
   int64_t max_tokens = 0;          // prompt + output, by max_tokens and by context
   int64_t num_counted_prompt = 0;  // prompt tokens in the statistics
   int64_t num_scored = 1;          // prompt tokens with log-probabilities launched, and the first
@@ -60,6 +62,7 @@ struct Sequence {
   std::optional<int> slot;         // seat and sampler slot, while running
   std::optional<AdapterPin> pin;   // from first admission on
   PageTable pages;
+  PrefixCache::Path cached;            // how much of `pages` is in the prefix cache
   std::vector<LogitEdit> logit_edits;  // what the sampler does to logits before penalties
 
  private:

@@ -35,8 +35,10 @@ Result<void> check_options(const EngineOptions& options, const ExecutorDesc& des
                      desc.step.max_rows));
   MEDLEY_TRY(at_most("max_num_seqs", options.max_num_seqs, "max_num_batched_tokens",
                      options.max_num_batched_tokens));
-  return at_most("max_model_len", options.max_model_len, "tokens in all KV pages",
-                 static_cast<int64_t>(desc.num_pages) * desc.page_size);
+  MEDLEY_TRY(at_most("max_model_len", options.max_model_len, "tokens in all KV pages",
+                     static_cast<int64_t>(desc.num_pages) * desc.page_size));
+  return at_most("max_model_len", options.max_model_len, "tokens in the page tables of a step",
+                 static_cast<int64_t>(desc.step.max_pages) * desc.page_size);
 }
 
 class ThreadedEngine final : public Engine {

@@ -31,7 +31,10 @@ class Planner {
                    std::min<int64_t>(limits.max_num_seqs,
                                      state.running.size() + state.waiting.size()))),
         num_free_pages_(state.num_free_pages),
-        num_alive_(static_cast<int>(state.running.size())) {}
+        num_free_entries_(limits.max_pages > 0 ? limits.max_pages : kNever),
+        num_alive_(static_cast<int>(state.running.size())) {
+    for (const SeqState& seq : state.running) num_free_entries_ -= seq.num_pages;
+  }
 
   // Decodes one token per sequence, in order of admission. The victim of a preemption is the last
   // running sequence, so nothing that was planned already is undone.
@@ -40,12 +43,12 @@ class Planner {
       const SeqState& seq = state_.running[i];
       if (seq.num_tokens - seq.num_computed != 1) continue;
       const int needed = num_pages_for(seq.num_tokens, limits_.page_size) - seq.num_pages;
-      while (needed > num_free_pages_ && i < num_alive_) {
+      while (!has_pages(needed) && i < num_alive_) {
         if (state_.steps_in_flight) return false;
         preempt_youngest();
       }
       if (i >= num_alive_) break;
-      num_free_pages_ -= needed;
+      take_pages(needed);
       num_rows_left_ -= 1;
       plan_.running.push_back({i, 1});
     }
@@ -73,20 +76,19 @@ class Planner {
       const std::optional<int> idx = next_candidate(passed_over);
       if (!idx) return;
       const SeqState& seq = state_.waiting[*idx];
-      const int needed = num_pages_for(seq.num_tokens, limits_.page_size);
       passed_over[*idx] = true;
-      switch (gate(*idx)) {
+      const GateAnswer answer = gate(*idx);
+      switch (answer.admission) {
         case Admission::kRefused:
           break;
         case Admission::kNotYet:
           absent_adapters_.insert(seq.adapter);
           break;
         case Admission::kEnter:
-          if (needed + num_alive_ > num_free_pages_) {
+          if (!admit(*idx, answer)) {
             plan_.lacks_pages = idx;
             return;
           }
-          admit(*idx, needed);
           break;
       }
     }
@@ -95,9 +97,17 @@ class Planner {
   StepPlan take() { return std::move(plan_); }
 
  private:
+  bool has_pages(int num) const { return num <= num_free_pages_ && num <= num_free_entries_; }
+  void take_pages(int num) {
+    num_free_pages_ -= num;
+    num_free_entries_ -= num;
+  }
+
   void preempt_youngest() {
     --num_alive_;
-    num_free_pages_ += state_.running[num_alive_].num_pages;
+    const SeqState& seq = state_.running[num_alive_];
+    num_free_pages_ += seq.num_pages - seq.num_shared_pages;
+    num_free_entries_ += seq.num_pages;
     plan_.preempted.push_back(num_alive_);
   }
 
@@ -116,16 +126,24 @@ class Planner {
     return num_tokens;
   }
 
-  void admit(int waiting_idx, int num_pages) {
-    const SeqState& seq = state_.waiting[waiting_idx];
+  // False when pages are short.
+  bool admit(int waiting_idx, const GateAnswer& answer) {
+    SeqState seq = state_.waiting[waiting_idx];
+    seq.num_computed = answer.num_computed;
+    MEDLEY_CHECK_LT(seq.num_computed, seq.num_tokens);
+    num_free_pages_ -= answer.num_pages_unfree;
+    num_free_entries_ -= answer.num_pages;
+    const int needed = num_pages_for(seq.num_tokens, limits_.page_size) - answer.num_pages;
+    if (!has_pages(needed + num_alive_)) return false;
     const int64_t num_tokens =
-        fit_logit_rows(seq, std::min<int64_t>(seq.num_tokens, num_rows_left_));
+        fit_logit_rows(seq, std::min<int64_t>(seq.num_tokens - seq.num_computed, num_rows_left_));
     num_rows_left_ -= static_cast<int>(num_tokens);
-    num_free_pages_ -= num_pages;
+    take_pages(needed);
     ++num_alive_;
     plan_.admitted.push_back({waiting_idx, num_tokens});
     const auto load = adapters_.try_emplace(seq.adapter, AdapterLoad{.since = kNever}).first;
     ++load->second.num_running;
+    return true;
   }
 
   void count_adapters() {
@@ -190,7 +208,8 @@ class Planner {
   int num_rows_left_;
   int64_t num_spare_logit_rows_;  // beyond one per sequence
   int num_free_pages_;
-  int num_alive_;  // running sequences that stay, then with those admitted
+  int64_t num_free_entries_;  // of page tables
+  int num_alive_;             // running sequences that stay, then with those admitted
   std::unordered_map<int64_t, AdapterLoad> adapters_;  // resident ones
   std::unordered_set<int64_t> absent_adapters_;        // found not to be on the device yet
 };

@@ -12,6 +12,7 @@ struct SchedulerLimits {
   int max_num_seqs = 0;            // sequences in a step
   int max_num_batched_tokens = 0;  // rows in a step; at least max_num_seqs
   int page_size = 0;
+  int max_pages = 0;       // page-table entries of all sequences in a step; 0 = no limit
   int max_adapters = 0;    // adapters that can be resident together; 0 = no limit known
   int max_logit_rows = 0;  // rows in a step whose logits are wanted; at least max_num_seqs
 };
@@ -24,6 +25,7 @@ struct SeqState {
   int64_t num_tokens = 0;
   int64_t num_computed = 0;  // in the KV cache once every launched step has run; < num_tokens
   int num_pages = 0;         // held
+  int num_shared_pages = 0;  // of these: held by a running sequence before it too
   // Rows at these positions have their logits wanted, besides the last token's: [from, to), with
   // to < num_tokens.
   int64_t logits_from = 0;
@@ -46,7 +48,7 @@ struct SchedulerState {
   std::span<const SeqState> running;  // in order of admission
   std::span<const SeqState> waiting;  // in any order
   std::span<const ResidentAdapter> resident;
-  int num_free_pages = 0;
+  int num_free_pages = 0;        // with those that can be made free at once
   int64_t num_admissions = 0;    // so far
   bool steps_in_flight = false;  // launched steps that are not known to be done
 };
@@ -57,8 +59,18 @@ enum class Admission : uint8_t {
   kRefused  // it has ended with an error
 };
 
+struct GateAnswer {
+  GateAnswer(Admission a) : admission(a) {}  // NOLINT(google-explicit-constructor)
+
+  Admission admission;
+  // On kEnter: what was computed before, and the pages that hold it, which are held from now on.
+  int64_t num_computed = 0;  // < num_tokens
+  int num_pages = 0;
+  int num_pages_unfree = 0;  // of these: counted in num_free_pages until now
+};
+
 // Asked for a waiting sequence that is next to enter. On kEnter it does, unless it lacks pages.
-using AdmissionGate = std::function<Admission(int waiting_idx)>;
+using AdmissionGate = std::function<GateAnswer(int waiting_idx)>;
 
 struct Chunk {
   int seq_idx = 0;  // into running or waiting
@@ -80,11 +92,12 @@ struct StepPlan {
 //             decodes    chunk of a       first chunk
 //                        running prefill  of an admission
 //
-// - Pages: an admission takes the pages of all its tokens at once and leaves one free page per
-//   running sequence, so that preemption is rare. A decode that finds no page preempts the youngest
-//   running sequence; only with no step in flight, so that all its tokens are known and its pages
-//   free at once. The oldest is never preempted: with pages for one longest sequence somebody
-//   always gets on.
+// - Pages: an admission takes the pages of all its tokens at once, those that the gate found for it
+//   among them, and leaves one free page per running sequence, so that preemption is rare. A decode
+//   that finds no page preempts the youngest running sequence; only with no step in flight, so that
+//   all its tokens are known and its pages free at once. The oldest is never preempted: with pages
+//   for one longest sequence somebody always gets on. Entries of page tables, of which a shared
+//   page takes several, are shared out in the same way.
 // - Who enters next: preempted sequences, then the adapter (or base) with the fewest running
 //   sequences, then who waits longest. One adapter's flood thus holds back its own requests only,
 //   and a sequence waits at most until its adapter's running ones have ended and older heads have

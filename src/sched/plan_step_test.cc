@@ -89,6 +89,46 @@ TEST(PlanStep, WhoLacksPagesIsNotOvertaken) {
   EXPECT_EQ(p.lacks_pages, 0);
 }
 
+// 20 tokens need 5 pages. 3 hold 12 of them already, one of which others use, too: two of the free
+// ones are taken for those, two for the rest.
+TEST(PlanStep, WhatWasComputedBeforeNeedsNoRowsAndFewerPages) {
+  const AdmissionGate gate = [](int) {
+    GateAnswer answer = Admission::kEnter;
+    answer.num_computed = 12;
+    answer.num_pages = 3;
+    answer.num_pages_unfree = 2;
+    return answer;
+  };
+  EXPECT_EQ(picture(plan({}, {waiting(20, 0)}, 4, false, kLimits, gate)), "| +0:8 |");
+  EXPECT_EQ(picture(plan({}, {waiting(20, 0), waiting(14, 1)}, 9, false, kLimits, gate)),
+            "| +0:8 +1:2 |");
+  const auto p = plan({}, {waiting(20, 0)}, 3, false, kLimits, gate);
+  EXPECT_EQ(picture(p), "| |");
+  EXPECT_EQ(p.lacks_pages, 0);
+}
+
+// 0 needs a page. 2's preemption gives one back, or none when it shares both of its own.
+TEST(PlanStep, SharedPagesDoNotComeBackByPreemption) {
+  std::vector<SeqState> running = {decoding(9, 2), decoding(6, 2), decoding(6, 2)};
+  running[2].num_shared_pages = 1;
+  EXPECT_EQ(picture(plan(running, {}, 0)), "0:1 1:1 | | -2");
+  running[2].num_shared_pages = 2;
+  EXPECT_EQ(picture(plan(running, {}, 0)), "0:1 | | -2 -1");
+}
+
+// 0 and 1 have 3 entries each. 2 needs one and leaves one for each of them.
+TEST(PlanStep, EntriesOfPageTablesCanBeShortToo) {
+  SchedulerLimits limits = kLimits;
+  limits.max_pages = 8;
+  const std::vector<SeqState> running = {decoding(12, 3), decoding(12, 3)};
+  EXPECT_EQ(picture(plan(running, {waiting(3, 0)}, 20, false, limits)), "0:1 1:1 | |");
+  limits.max_pages = 9;
+  EXPECT_EQ(picture(plan(running, {waiting(3, 0)}, 20, false, limits)), "0:1 1:1 | +0:3 |");
+  limits.max_pages = 6;
+  EXPECT_EQ(picture(plan({decoding(13, 3), decoding(13, 3)}, {}, 20, false, limits)), "0:1 | | -1");
+  EXPECT_EQ(picture(plan({decoding(13, 3), decoding(13, 3)}, {}, 20, true, limits)), "drain");
+}
+
 TEST(PlanStep, FirstComeFirstServedWithinAnAdapter) {
   const auto p = plan({}, {waiting(3, 9), waiting(3, 4), waiting(3, 7)}, 20);
   EXPECT_EQ(picture(p), "| +1:3 +2:3 +0:3 |");

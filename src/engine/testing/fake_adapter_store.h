@@ -12,14 +12,20 @@
 namespace medley::testing {
 
 // Adapters without weights. A load takes as many ticks as the test says, and may fail. Slots are
-// given to another adapter as soon as nobody holds them. Loads may end on any thread.
+// given to another adapter as soon as nobody holds them. Loads may end on any thread. An adapter's
+// content is its name until the test replaces it; names of one content share a slot, and what is in
+// use stays as it is.
 class FakeAdapterStore final : public AdapterStore {
  public:
   explicit FakeAdapterStore(int num_slots) : slots_(num_slots) {}
 
   void add(const std::string& name, int num_load_ticks = 0, bool fails = false) {
     std::lock_guard lock(mutex_);
-    adapters_[name] = {.num_load_ticks = num_load_ticks, .fails = fails};
+    adapters_[name] = {.content = name, .num_load_ticks = num_load_ticks, .fails = fails};
+  }
+  void replace(const std::string& name, const std::string& content) {
+    std::lock_guard lock(mutex_);
+    adapters_.at(name).content = content;
   }
   void tick() {
     {
@@ -31,7 +37,7 @@ class FakeAdapterStore final : public AdapterStore {
     wake();
   }
 
-  const std::string& name_in_slot(int32_t slot) const { return slots_.at(slot).name; }
+  const std::string& content_of_slot(int32_t slot) const { return slots_.at(slot).content; }
   int num_pins() const {
     int num = 0;
     for (const Slot& slot : slots_) num += slot.num_pins;
@@ -48,11 +54,11 @@ class FakeAdapterStore final : public AdapterStore {
     if (adapter.fails) return invalid_argument("adapter " + name + " is broken", "model");
     int32_t free_slot = kNoAdapter;
     for (int32_t i = 0; i < static_cast<int32_t>(slots_.size()); ++i) {
-      if (slots_[i].name == name) return pin(i);
+      if (slots_[i].content == adapter.content) return pin(i);
       if (slots_[i].num_pins == 0) free_slot = i;
     }
     if (free_slot == kNoAdapter) return std::optional<AdapterPin>();
-    slots_[free_slot].name = name;
+    slots_[free_slot].content = adapter.content;
     return pin(free_slot);
   }
 
@@ -63,19 +69,20 @@ class FakeAdapterStore final : public AdapterStore {
 
  private:
   struct Adapter {
+    std::string content;
     int num_load_ticks = 0;
     bool fails = false;
     bool is_loading = false;
   };
   struct Slot {
-    std::string name;
+    std::string content;
     int num_pins = 0;
   };
 
   static Error unused() { return internal_error("the engine does not call this"); }
   std::optional<AdapterPin> pin(int32_t slot) {
     ++slots_[slot].num_pins;
-    return make_pin(this, slot);
+    return make_pin(this, slot, "hash of " + slots_[slot].content);
   }
   void release(int32_t slot) override {
     MEDLEY_CHECK_GT(slots_[slot].num_pins, 0);

@@ -81,15 +81,20 @@ void FakeExecutor::check(const StepInputs& in, Launched& step) {
     Slot& slot = slots_.at(in.sampler_slots[s]);
     MEDLEY_CHECK(slots_seen.insert(in.sampler_slots[s]).second, "two sequences in one slot");
     MEDLEY_CHECK_LT(begin, end);
+    const int64_t num_before = in.positions[begin];
+    if (!slot.next_position) {
+      MEDLEY_CHECK_EQ(num_before % desc_.page_size, 0);
+      slot.next_position = num_before;
+    }
     for (int32_t r = begin; r < end; ++r) {
       MEDLEY_CHECK_EQ(in.seq_of_row[r], static_cast<int32_t>(s));
-      MEDLEY_CHECK_EQ(in.positions[r], slot.next_position);
+      MEDLEY_CHECK_EQ(in.positions[r], *slot.next_position);
       MEDLEY_CHECK_EQ(in.adapter_of_row[r], in.adapter_of_row[begin]);
-      ++slot.next_position;
+      ++*slot.next_position;
       if (in.token_ids[r] != kTokenFromSampler) continue;
       MEDLEY_CHECK(slot.has_sampled && end - begin == 1, "no sampled token to decode");
     }
-    MEDLEY_CHECK_EQ(in.kv_lens[s], slot.next_position);
+    MEDLEY_CHECK_EQ(in.kv_lens[s], *slot.next_position);
 
     const int32_t num_pages = in.page_indptr[s + 1] - in.page_indptr[s];
     MEDLEY_CHECK_EQ(num_pages, (in.kv_lens[s] + desc_.page_size - 1) / desc_.page_size);
@@ -97,15 +102,7 @@ void FakeExecutor::check(const StepInputs& in, Launched& step) {
     MEDLEY_CHECK(std::equal(slot.pages.begin(), slot.pages.end(), pages.begin()),
                  "a sequence's pages changed");
     slot.pages = pages;
-    for (const int32_t page : pages) {
-      MEDLEY_CHECK(page >= 0 && page < desc_.num_pages, "no such page");
-      MEDLEY_CHECK(step.owner_of_page.emplace(page, slot.owner).second, "two owners in a step");
-      for (const Launched& other : in_flight_) {
-        const auto it = other.owner_of_page.find(page);
-        MEDLEY_CHECK(it == other.owner_of_page.end() || it->second == slot.owner,
-                     "the page belongs to another sequence of a step in flight");
-      }
-    }
+    check_pages(pages, num_before, slot.owner, step);
   }
   MEDLEY_CHECK_EQ(in.logit_targets.size(), in.logit_rows.size());
   MEDLEY_CHECK_LE(in.num_logit_rows(), desc_.step.max_seqs);
@@ -119,6 +116,30 @@ void FakeExecutor::check(const StepInputs& in, Launched& step) {
   }
 }
 
+// The pages from the one of position `num_before` on are written to.
+void FakeExecutor::check_pages(std::span<const int32_t> pages, int64_t num_before, uint64_t owner,
+                               Launched& step) const {
+  MEDLEY_CHECK_EQ(std::set(pages.begin(), pages.end()).size(), pages.size());
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const int32_t page = pages[i];
+    MEDLEY_CHECK(page >= 0 && page < desc_.num_pages, "no such page");
+    const bool is_written = static_cast<int64_t>(i) >= num_before / desc_.page_size;
+    const auto is_others = [&](const Launched& launched) {
+      const auto writer = launched.writer_of_page.find(page);
+      if (writer != launched.writer_of_page.end() && writer->second != owner) return true;
+      const auto users = launched.users_of_page.find(page);
+      return is_written && users != launched.users_of_page.end() &&
+             users->second != std::set{owner};
+    };
+    MEDLEY_CHECK(!is_others(step), "one page for two sequences, one of which writes to it");
+    for (const Launched& other : in_flight_) {
+      MEDLEY_CHECK(!is_others(other), "the page belongs to another sequence of a step in flight");
+    }
+    step.users_of_page[page].insert(owner);
+    if (is_written) step.writer_of_page[page] = owner;
+  }
+}
+
 FakeKey& FakeExecutor::at(const Launched& step, int32_t seq, int64_t position) {
   const int32_t page = step.page_ids[step.page_indptr[seq] + position / desc_.page_size];
   return cache_[static_cast<size_t>(page) * desc_.page_size + position % desc_.page_size];
@@ -128,6 +149,9 @@ int32_t FakeExecutor::sample(const Launched& step, int32_t seq) {
   DeviceSlot& slot = device_slots_[step.sampler_slots[seq]];
   std::vector<FakeKey> tokens;
   for (int64_t t = 0; t < step.kv_lens[seq]; ++t) tokens.push_back(at(step, seq, t));
+  for (const FakeKey& key : tokens) {
+    MEDLEY_CHECK(key.adapter_hash == tokens.back().adapter_hash, "another adapter's page");
+  }
   MEDLEY_CHECK_EQ(slot.prompt_ids.size() + slot.num_outputs, tokens.size());
   for (size_t t = 0; t < slot.prompt_ids.size(); ++t) {
     MEDLEY_CHECK_EQ(slot.prompt_ids[t], tokens[t].token_id);
@@ -152,7 +176,8 @@ void FakeExecutor::execute(const Launched& step, SampleOutput& out) {
                                  ? device_slots_[step.sampler_slots[seq]].last_token_id
                                  : step.token_ids[r];
     at(step, seq, step.positions[r]) = {
-        token_id, fake_adapter_hash(adapter == kNoAdapter ? "" : adapters_->name_in_slot(adapter))};
+        token_id,
+        fake_adapter_hash(adapter == kNoAdapter ? "" : adapters_->content_of_slot(adapter))};
   }
   for (size_t i = 0; i < step.logit_rows.size(); ++i) {
     const int32_t target = step.logit_targets[i];

@@ -17,7 +17,9 @@ namespace medley::testing {
 // A device that runs the fake model over a real paged cache, as late as it may: a step is executed
 // when it is waited for, so that pages, slots and adapters given away too early show in the output.
 // Every launch is checked: budgets, grouping, contiguous positions, page tables that only grow, no
-// page shared with another sequence of this step or of one in flight. A violation aborts.
+// page written by one sequence and used by another in this step or one in flight. What a sequence
+// has not computed itself must be full pages of its own tokens under its own adapter. A violation
+// aborts.
 class FakeExecutor final : public Executor {
  public:
   FakeExecutor(const ExecutorDesc& desc, const FakeAdapterStore* adapters);
@@ -40,7 +42,7 @@ class FakeExecutor final : public Executor {
   };
   struct Slot {  // in order of launch
     uint64_t owner = 0;
-    int64_t next_position = 0;
+    std::optional<int64_t> next_position;
     std::vector<int32_t> pages;
     bool has_sampled = false;
   };
@@ -57,10 +59,13 @@ class FakeExecutor final : public Executor {
     std::vector<int32_t> token_ids, positions, seq_of_row, adapter_of_row, q_indptr, kv_lens;
     std::vector<int32_t> page_indptr, page_ids, sampler_slots, logit_rows, logit_seqs,
         logit_targets;
-    std::map<int32_t, uint64_t> owner_of_page;
+    std::map<int32_t, std::set<uint64_t>> users_of_page;  // owners of slots
+    std::map<int32_t, uint64_t> writer_of_page;
   };
 
   void check(const StepInputs& inputs, Launched& step);
+  void check_pages(std::span<const int32_t> pages, int64_t num_before, uint64_t owner,
+                   Launched& step) const;
   FakeKey& at(const Launched& step, int32_t seq, int64_t position);
   int32_t sample(const Launched& step, int32_t seq);
   void execute(const Launched& step, SampleOutput& out);

@@ -21,8 +21,8 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 
 }  // namespace
 
-uint64_t fake_adapter_hash(std::string_view name) {
-  return mix(1, std::hash<std::string_view>()(name));
+uint64_t fake_adapter_hash(std::string_view content) {
+  return mix(1, std::hash<std::string_view>()(content));
 }
 
 int32_t fake_next_token(std::span<const FakeKey> tokens, const FakeSampling& sampling,

@@ -18,7 +18,7 @@ struct FakeKey {
   uint64_t adapter_hash = 0;
 };
 
-uint64_t fake_adapter_hash(std::string_view name);  // empty = base
+uint64_t fake_adapter_hash(std::string_view content);  // empty = base
 
 // How the next token is chosen.
 struct FakeSampling {
