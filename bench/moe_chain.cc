@@ -1,6 +1,7 @@
 // Times a captured step of a model's MoE layers, base and with adapters, at growing batches.
 //
-// Usage: bench_moe_chain [gpt-oss-20b|qwen3-30b-a3b] [base|adapters] [batch ...]
+// Usage: bench_moe_chain [gpt-oss-20b|qwen3-30b-a3b] [base|adapters] [replays=N] [batch ...]
+// replays=N: how often a step is repeated and compared, to the bit, before it is timed (3).
 // Prints one line per batch and mode: microseconds a layer (median of the replays, and their
 // spread), bytes a layer must read, the rate, the share of 4.2 TB/s, and how routing spread.
 
@@ -20,9 +21,9 @@ constexpr int kReplays = 30;
 constexpr double kRoofline = 4.2e12;  // bytes a second, read
 
 // Replays must agree to the bit and stay finite.
-void check_replays(Chain& chain, cuda::CudaGraph& graph) {
+void check_replays(Chain& chain, cuda::CudaGraph& graph, int count) {
   std::vector<float> first;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < count; ++i) {
     chain.reset_residual();
     graph.launch(chain.stream());
     const std::vector<float> result = chain.residual();
@@ -32,11 +33,19 @@ void check_replays(Chain& chain, cuda::CudaGraph& graph) {
   }
 }
 
-void time_batch(const ChainShape& shape, Chain& chain, int rows, bool adapters) {
+struct Batch {
+  int rows = 0;
+  bool adapters = false;
+  int replays = 3;
+};
+
+void time_batch(const ChainShape& shape, Chain& chain, const Batch& batch) {
+  const int rows = batch.rows;
+  const bool adapters = batch.adapters;
   chain.set_batch(rows, adapters);
   chain.run();
   cuda::CudaGraph graph(chain.stream(), [&] { chain.run(); });
-  check_replays(chain, graph);
+  check_replays(chain, graph, batch.replays);
   const Spread spread = chain.spread();
   std::vector<float> times;
   cuda::CudaEvent begin, end;
@@ -65,12 +74,15 @@ int run(int argc, char** argv) {
   ChainShape shape = gpt_oss_20b();
   std::vector<int> batches;
   std::vector<bool> modes = {false, true};
+  int replays = 3;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "qwen3-30b-a3b") == 0) {
       shape = qwen3_30b_a3b();
     } else if (std::strcmp(argv[i], "base") == 0) {
       modes = {false};
       shape.num_adapters = 0;
+    } else if (std::strncmp(argv[i], "replays=", 8) == 0) {
+      replays = std::atoi(argv[i] + 8);
     } else if (std::strcmp(argv[i], "adapters") == 0) {
       modes = {true};
     } else if (std::strcmp(argv[i], "gpt-oss-20b") != 0) {
@@ -82,7 +94,9 @@ int run(int argc, char** argv) {
   fmt::print("{}, {} layers, {} adapters of rank {}\n", chain.device(), shape.num_layers,
              shape.num_adapters, shape.rank);
   for (const bool adapters : modes) {
-    for (const int rows : batches) time_batch(shape, chain, rows, adapters);
+    for (const int rows : batches) {
+      time_batch(shape, chain, {.rows = rows, .adapters = adapters, .replays = replays});
+    }
   }
   return 0;
 }

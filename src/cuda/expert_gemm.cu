@@ -1,4 +1,5 @@
 #include "cuda/expert_gemm.cuh"
+#include "cuda/expert_gemm_stream.cuh"
 #include "cuda/launch.h"
 
 namespace medley::cuda {
@@ -12,130 +13,6 @@ constexpr int kMaxRegistersWithLora = 104;
 // Blocks of a kMxfp4 stage whose arithmetic overlaps.
 constexpr int kUnroll = 5;
 constexpr int kUnrollWithLora = 2;
-
-// Routing is read through L2: it may be older than this kernel's start by less than a wait.
-__device__ __forceinline__ RouteTile load_tile_entry(const ExpertGemmParams& p, int tile_idx) {
-  const auto* words = reinterpret_cast<const int32_t*>(p.routing.tiles + tile_idx);
-  return {.expert = __ldcg(words),
-          .begin = __ldcg(words + 1),
-          .count = __ldcg(words + 2),
-          .segment_begin = __ldcg(words + 3),
-          .segment_count = __ldcg(words + 4)};
-}
-
-// A warp's place in the stream of copies it will consume: units first + warp, first + warp +
-// num_warps, ... of the block's share, each its base stages and then the LoRA stages of its tile's
-// segments. All lanes hold the same values; lane 0 issues.
-template <bool kLora>
-struct Producer {
-  const ExpertGemmParams& p;
-  int units_left;  // of the block's share, from this unit on
-  int step;
-  int stages_left = 0;
-  int segment = 0;  // of the tile
-  int rank_block = 0;
-  int tile_idx;
-  int unit_in_matrix;
-  const uint8_t* source = nullptr;
-  RouteTile tile;
-
-  __device__ Producer(const ExpertGemmParams& params, int first, int last, int stride)
-      : p(params), units_left(last - first), step(stride) {
-    if (units_left <= 0) return;
-    tile_idx = first / p.layout.num_units;
-    unit_in_matrix = first - tile_idx * p.layout.num_units;
-    tile = load_tile_entry(p, tile_idx);
-    open_unit();
-  }
-
-  __device__ void open_unit() {
-    source = p.weights + (static_cast<int64_t>(tile.expert) * p.layout.num_units + unit_in_matrix) *
-                             p.layout.unit_bytes;
-    stages_left = p.layout.num_stages;
-    segment = 0;
-    rank_block = 0;
-  }
-
-  __device__ void next_unit() {
-    units_left -= step;
-    if (units_left <= 0) return;
-    unit_in_matrix += step;
-    if (unit_in_matrix >= p.layout.num_units) {
-      do {
-        unit_in_matrix -= p.layout.num_units;
-        ++tile_idx;
-      } while (unit_in_matrix >= p.layout.num_units);
-      tile = load_tile_entry(p, tile_idx);
-    }
-    open_unit();
-  }
-
-  __device__ static void copy(uint32_t slot, const uint8_t* from, int bytes, uint32_t barrier) {
-    if (threadIdx.x % kWarpSize == 0) {
-      barrier_expect(barrier, bytes);
-      bulk_copy(slot, from, bytes, barrier);
-    }
-  }
-
-  __device__ void skip_empty_segments() {
-    while (segment < tile.segment_count &&
-           p.lora[p.routing.segments[tile.segment_begin + segment].slot].rank == 0) {
-      ++segment;
-    }
-  }
-
-  __device__ void issue_lora(uint32_t slot, int slot_bytes, uint32_t barrier) {
-    const LoraEntry& entry = p.lora[p.routing.segments[tile.segment_begin + segment].slot];
-    const int blocks = entry.rank / kRankBlock;
-    const int count = min(blocks - rank_block, slot_bytes / kRankBlockBytes);
-    copy(slot,
-         entry.b + tile.expert * entry.b_expert_bytes +
-             (static_cast<int64_t>(unit_in_matrix) * blocks + rank_block) * kRankBlockBytes,
-         count * kRankBlockBytes, barrier);
-    rank_block += count;
-    if (rank_block < blocks) return;
-    rank_block = 0;
-    ++segment;
-    skip_empty_segments();
-    if (segment == tile.segment_count) next_unit();
-  }
-
-  __device__ __forceinline__ void issue(uint32_t slot, int slot_bytes, uint32_t barrier) {
-    if (units_left <= 0) return;
-    if (kLora && stages_left == 0) return issue_lora(slot, slot_bytes, barrier);
-    copy(slot, source, p.layout.stage_bytes, barrier);
-    source += p.layout.stage_bytes;
-    if (--stages_left > 0) return;
-    if constexpr (kLora) {
-      skip_empty_segments();
-      if (segment < tile.segment_count) return;
-    }
-    next_unit();
-  }
-};
-
-// A ring of slots that one warp fills and drains.
-struct Ring {
-  uint32_t slots;
-  uint32_t barriers;
-  int slot_bytes;
-  int num_slots;
-  int slot = 0;
-  uint32_t parity = 0;
-
-  __device__ uint32_t address() const { return slots + slot * slot_bytes; }
-  __device__ uint32_t barrier() const { return barriers + slot * 8; }
-  __device__ uint32_t wait() const {
-    barrier_wait(barrier(), parity);
-    return address();
-  }
-  __device__ void advance() {
-    if (++slot == num_slots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 template <GemmRole kRole, int kHalves>
 __device__ __forceinline__ void write_unit(const ExpertGemmParams& p, const RouteTile& tile,
@@ -178,8 +55,8 @@ __device__ __forceinline__ void write_unit(const ExpertGemmParams& p, const Rout
 template <StreamFormat kFormat, GemmRole kRole, bool kLora, int kHalves>
 __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteTile& tile, int unit,
                                          uint32_t x, int row_stride, const int32_t* out_rows,
-                                         Ring& ring, Producer<kLora>& producer,
-                                         bool& shrink_complete) {
+                                         const SegmentInfo* segments, Ring& ring,
+                                         Producer<kLora>& producer, bool& shrink_complete) {
   const int lane = threadIdx.x % kWarpSize;
   float low_bias = 0.0f;
   float high_bias = 0.0f;
@@ -218,18 +95,17 @@ __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteT
       shrink_complete = true;
     }
     for (int i = 0; i < tile.segment_count; ++i) {
-      const RouteSegment segment = p.routing.segments[tile.segment_begin + i];
-      const LoraEntry entry = p.lora[segment.slot];
-      const SegmentColumns columns = {segment.begin - tile.begin,
-                                      segment.begin - tile.begin + segment.count};
+      const SegmentInfo& info = segments[i];
+      const SegmentColumns columns = {info.begin, info.end};
       const __nv_bfloat16* s = p.s + static_cast<int64_t>(tile.begin) * p.s_stride;
-      if (kRole == GemmRole::kDense && entry.num_a > 1) {
-        s += ((unit >= p.part_end[0]) + (unit >= p.part_end[1])) * entry.rank;
+      if (kRole == GemmRole::kDense && info.num_a > 1) {
+        s += ((unit >= p.part_end[0]) + (unit >= p.part_end[1])) * info.rank;
       }
-      for (int done = 0; done < entry.rank;) {
-        const int blocks = min((entry.rank - done) / kRankBlock, ring.slot_bytes / kRankBlockBytes);
+      for (int done = 0; done < info.rank;) {
+        const int blocks = min((info.rank - done) / kRankBlock, ring.slot_bytes / kRankBlockBytes);
         const uint32_t data = ring.wait();
-        add_lora_stage<kRole>(sum, data, s + done, p.s_stride, entry, columns, blocks);
+        add_lora_stage<kRole>(sum, data, s + done, p.s_stride, info.num_a == 1 ? 0 : info.rank,
+                              columns, blocks);
         refill();
         done += blocks * kRankBlock;
       }
@@ -238,30 +114,109 @@ __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteT
   write_unit<kRole>(p, tile, unit, sum, out_rows, low_bias, high_bias);
 }
 
-// Brings the activations of a tile to shared memory; kMxfp4's times 2^kActivationShift.
-template <StreamFormat kFormat, GemmRole kRole>
-__device__ __forceinline__ void load_tile(const ExpertGemmParams& p, const RouteTile& tile,
-                                          uint8_t* x, int row_stride, int32_t* out_rows) {
-  const int vectors = p.in_size / 8;
-  const __nv_bfloat162 shift = __float2bfloat162_rn(ldexpf(1.0f, kActivationShift));
-  for (int i = threadIdx.x; i < tile.count * vectors; i += blockDim.x) {
-    const int row = i / vectors;
-    const int v = i - row * vectors;
-    const int pair = tile.begin + row;
-    const int64_t from = kRole == GemmRole::kDown ? pair : p.routing.row_of_pair[pair];
-    uint4 values = __ldcg(reinterpret_cast<const uint4*>(p.x + from * p.in_size) + v);
-    if constexpr (kFormat == StreamFormat::kMxfp4) {
-      auto* pairs = reinterpret_cast<__nv_bfloat162*>(&values);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) pairs[j] = __hmul2(pairs[j], shift);
-    }
-    *reinterpret_cast<uint4*>(x + row * row_stride + v * 16) = values;
+// A unit's cost in halves: a tile of more than kHalfRows rows takes half as long again.
+__device__ __forceinline__ int unit_cost(const RouteTile& tile) {
+  return tile.count > kHalfRows ? 3 : 2;
+}
+
+// The block's share [first, last) of all units, equal by cost. Called by whole warps.
+__device__ __forceinline__ int2 share_of_block(const ExpertGemmParams& p, bool equal_units) {
+  const int num_tiles = __ldcg(p.routing.num_tiles);
+  const int num_units = p.layout.num_units;
+  if (equal_units) {
+    const int64_t all = static_cast<int64_t>(num_tiles) * num_units;
+    return {static_cast<int>(all * blockIdx.x / gridDim.x),
+            static_cast<int>(all * (blockIdx.x + 1) / gridDim.x)};
   }
-  if (threadIdx.x < tile.count) {
-    const int pair = tile.begin + threadIdx.x;
-    out_rows[threadIdx.x] = kRole == GemmRole::kDense    ? p.routing.row_of_pair[pair]
-                            : kRole == GemmRole::kLogits ? p.routing.pair_of_choice[pair]
-                                                         : pair;
+  const int lane = threadIdx.x % kWarpSize;
+  int total = 0;
+  for (int i = lane; i < num_tiles; i += kWarpSize) total += unit_cost(load_tile_entry(p, i));
+  total = __reduce_add_sync(0xffffffffu, total);
+  const int64_t cost = static_cast<int64_t>(total) * num_units;
+  const int begin = static_cast<int>(cost * blockIdx.x / gridDim.x);
+  const int end = static_cast<int>(cost * (blockIdx.x + 1) / gridDim.x);
+  // A share begins with the first unit whose cost begins at or after `begin`.
+  int first = num_tiles * num_units;
+  int last = first;
+  int before = 0;
+  for (int base = 0; base < num_tiles; base += kWarpSize) {
+    const int tile_idx = base + lane;
+    const int each = tile_idx < num_tiles ? unit_cost(load_tile_entry(p, tile_idx)) : 0;
+    int through = each * num_units;
+#pragma unroll
+    for (int offset = 1; offset < kWarpSize; offset *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, through, offset);
+      if (lane >= offset) through += other;
+    }
+    const int start = before + through - each * num_units;
+    const int last_start = start + each * (num_units - 1);
+    if (each > 0 && begin <= last_start) {
+      first = min(first, tile_idx * num_units + max(0, begin - start + each - 1) / each);
+    }
+    if (each > 0 && end <= last_start) {
+      last = min(last, tile_idx * num_units + max(0, end - start + each - 1) / each);
+    }
+    before += __shfl_sync(0xffffffffu, through, kWarpSize - 1);
+  }
+  return {static_cast<int>(__reduce_min_sync(0xffffffffu, first)),
+          static_cast<int>(__reduce_min_sync(0xffffffffu, last))};
+}
+
+// One thread: the group that begins with tile `tile_idx`; `more` if the block's share goes beyond
+// it.
+__device__ __forceinline__ void form_group(const ExpertGemmParams& p, int tile_idx, bool more,
+                                           TileGroup& group) {
+  group.tiles[0] = load_tile_entry(p, tile_idx);
+  group.first_tile = tile_idx;
+  group.num_tiles = 1;
+  if (!more || group.tiles[0].count > kHalfRows) return;
+  group.tiles[1] = load_tile_entry(p, tile_idx + 1);
+  if (group.tiles[1].count <= kHalfRows) group.num_tiles = 2;
+}
+
+// Brings a group's activations to shared memory; kMxfp4's times 2^kActivationShift. A warp takes a
+// piece of a row, all its loads under way together.
+template <StreamFormat kFormat, GemmRole kRole>
+__device__ __forceinline__ void load_group(const ExpertGemmParams& p, TileGroup& group, uint8_t* x,
+                                           int row_stride) {
+  constexpr int kLoads = 4;
+  const int lane = threadIdx.x % kWarpSize;
+  const int vectors = p.in_size / 8;
+  const int pieces = (vectors + kLoads * kWarpSize - 1) / (kLoads * kWarpSize);
+  const int first_count = group.tiles[0].count;
+  const int rows = first_count + (group.num_tiles == 2 ? group.tiles[1].count : 0);
+  const __nv_bfloat162 shift = __float2bfloat162_rn(ldexpf(1.0f, kActivationShift));
+  for (int item = threadIdx.x / kWarpSize; item < rows * pieces; item += blockDim.x / kWarpSize) {
+    const int row = item / pieces;
+    const int piece = item - row * pieces;
+    const bool second = row >= first_count;
+    const int column = second ? row - first_count : row;
+    const int pair = group.tiles[second].begin + column;
+    const int place = (second ? kHalfRows : 0) + column;
+    const int64_t from = kRole == GemmRole::kDown ? pair : __ldcg(p.routing.row_of_pair + pair);
+    const auto* source = reinterpret_cast<const uint4*>(p.x + from * p.in_size);
+    const int begin = piece * kLoads * kWarpSize + lane;
+    uint4 values[kLoads];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      if (begin + j * kWarpSize < vectors) values[j] = __ldcg(source + begin + j * kWarpSize);
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int v = begin + j * kWarpSize;
+      if (v >= vectors) continue;
+      if constexpr (kFormat == StreamFormat::kMxfp4) {
+        auto* pairs = reinterpret_cast<__nv_bfloat162*>(&values[j]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) pairs[k] = __hmul2(pairs[k], shift);
+      }
+      *reinterpret_cast<uint4*>(x + place * row_stride + v * 16) = values[j];
+    }
+    if (piece == 0 && lane == 0) {
+      group.out_rows[place] = kRole == GemmRole::kDense    ? p.routing.row_of_pair[pair]
+                              : kRole == GemmRole::kLogits ? p.routing.pair_of_choice[pair]
+                                                           : pair;
+    }
   }
 }
 
@@ -273,7 +228,7 @@ __global__ void __maxnreg__(kLora ? kMaxRegistersWithLora : kMaxRegisters)
                        const __grid_constant__ ExpertGemmConfig config) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[kThreadsPerBlock / kWarpSize * kMaxSlots];
-  __shared__ int32_t out_rows[kTileRows];
+  __shared__ TileGroup group;
   const int warp = threadIdx.x / kWarpSize;
   const int ring_bytes = config.num_slots * config.slot_bytes;
   uint8_t* x = shared + config.num_warps * ring_bytes;
@@ -286,18 +241,19 @@ __global__ void __maxnreg__(kLora ? kMaxRegistersWithLora : kMaxRegisters)
     const int at = i / padding * config.row_stride + (p.in_size + i % padding) * 2;
     *reinterpret_cast<uint16_t*>(x + at) = 0;
   }
+  if (threadIdx.x == 0) group.num_tiles = 0;
   barrier_init_fence();
   __syncthreads();
   if (!p.routed_before_predecessor) wait_for_predecessor();
 
-  const int64_t num_units = static_cast<int64_t>(__ldcg(p.routing.num_tiles)) * p.layout.num_units;
-  const int first = static_cast<int>(num_units * blockIdx.x / gridDim.x);
-  const int last = static_cast<int>(num_units * (blockIdx.x + 1) / gridDim.x);
+  const int2 share = share_of_block(p, config.equal_units);
+  const int first = share.x;
+  const int last = share.y;
   Ring ring = {.slots = shared_address(shared) + warp * ring_bytes,
                .barriers = shared_address(barriers + warp * config.num_slots),
                .slot_bytes = config.slot_bytes,
                .num_slots = config.num_slots};
-  Producer<kLora> producer(p, first + warp, last, config.num_warps);
+  Producer<kLora> producer(p, group, first + warp, last, config.num_warps);
   for (int i = 0; i < config.num_slots; ++i) {
     producer.issue(ring.slots + i * ring.slot_bytes, ring.slot_bytes, ring.barriers + i * 8);
   }
@@ -311,20 +267,34 @@ __global__ void __maxnreg__(kLora ? kMaxRegistersWithLora : kMaxRegisters)
   int unit = first + warp;
   for (int begin = first; begin < last;) {
     const int tile_idx = begin / p.layout.num_units;
-    const int end = min(last, (tile_idx + 1) * p.layout.num_units);
-    const RouteTile tile = load_tile_entry(p, tile_idx);
+    const int next_tile = (tile_idx + 1) * p.layout.num_units;
     __syncthreads();
-    load_tile<kFormat, kRole>(p, tile, x, config.row_stride, out_rows);
+    if (threadIdx.x == 0) form_group(p, tile_idx, next_tile < last, group);
     __syncthreads();
+    if (kLora && threadIdx.x < 2 * kTileRows) {
+      const int place = threadIdx.x / kTileRows;
+      const int i = threadIdx.x % kTileRows;
+      const RouteTile& tile = group.tiles[place];
+      if (place < group.num_tiles && i < tile.segment_count) {
+        group.segments[place][i] = load_segment(p, tile.segment_begin + i, tile.begin);
+      }
+    }
+    load_group<kFormat, kRole>(p, group, x, config.row_stride);
+    __syncthreads();
+    const int end = min(last, next_tile + (group.num_tiles - 1) * p.layout.num_units);
     for (; unit < end; unit += config.num_warps) {
-      const int unit_in_matrix = unit - tile_idx * p.layout.num_units;
+      const int second = unit >= next_tile;
+      const RouteTile& tile = group.tiles[second];
+      const int unit_in_matrix = unit - (tile_idx + second) * p.layout.num_units;
+      const uint32_t tile_x = shared_address(x) + second * kHalfRows * config.row_stride;
+      const int32_t* out_rows = group.out_rows + second * kHalfRows;
       if (tile.count > kHalfRows) {
-        run_unit<kFormat, kRole, kLora, 2>(p, tile, unit_in_matrix, shared_address(x),
-                                           config.row_stride, out_rows, ring, producer,
+        run_unit<kFormat, kRole, kLora, 2>(p, tile, unit_in_matrix, tile_x, config.row_stride,
+                                           out_rows, group.segments[second], ring, producer,
                                            shrink_complete);
       } else {
-        run_unit<kFormat, kRole, kLora, 1>(p, tile, unit_in_matrix, shared_address(x),
-                                           config.row_stride, out_rows, ring, producer,
+        run_unit<kFormat, kRole, kLora, 1>(p, tile, unit_in_matrix, tile_x, config.row_stride,
+                                           out_rows, group.segments[second], ring, producer,
                                            shrink_complete);
       }
     }

@@ -89,11 +89,11 @@ struct SegmentColumns {
 
 // Adds B s over `num_blocks` rank blocks for the segment's columns. `s` points at this tile's first
 // pair and the stage's first rank. Where gate and up share the unit and have an A each, rows 0-7
-// take the first half of s and rows 8-15 the second.
+// take s from the stage's first rank on and rows 8-15 from `second_rank` further on.
 template <GemmRole kRole, int kHalves>
 __device__ __forceinline__ void add_lora_stage(UnitSum<kHalves>& sum, uint32_t stage,
                                                const __nv_bfloat16* s, int s_stride,
-                                               const LoraEntry& entry, SegmentColumns columns,
+                                               int second_rank, SegmentColumns columns,
                                                int num_blocks) {
   const int lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
@@ -108,11 +108,11 @@ __device__ __forceinline__ void add_lora_stage(UnitSum<kHalves>& sum, uint32_t s
           s + static_cast<int64_t>(column) * s_stride + block * kRankBlock + lane % 4 * 4;
       uint2 v = {};
       if (mine) v = *reinterpret_cast<const uint2*>(from);
-      if (kRole != GemmRole::kGateUp || entry.num_a == 1) {
+      if (kRole != GemmRole::kGateUp || second_rank == 0) {
         mma_16x8x16(sum.value[h], {b.x, b.y, b.z, b.w}, v.x, v.y, sum.value[h]);
       } else {
         uint2 second = {};
-        if (mine) second = *reinterpret_cast<const uint2*>(from + entry.rank);
+        if (mine) second = *reinterpret_cast<const uint2*>(from + second_rank);
         mma_16x8x16(sum.value[h], {b.x, 0u, b.z, 0u}, v.x, v.y, sum.value[h]);
         mma_16x8x16(sum.value[h], {0u, b.y, 0u, b.w}, second.x, second.y, sum.value[h]);
       }

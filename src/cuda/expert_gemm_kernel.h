@@ -49,8 +49,9 @@ struct ExpertGemmConfig {
   int num_warps = 0;
   int num_slots = 0;
   int slot_bytes = 0;
-  int tile_rows = 0;   // activation rows in shared memory
-  int row_stride = 0;  // bytes of each
+  bool equal_units = false;  // no tile has more than half of kTileRows
+  int tile_rows = 0;         // activation rows in shared memory
+  int row_stride = 0;        // bytes of each
   size_t shared_bytes = 0;
   std::string to_string() const;
 };

@@ -60,6 +60,7 @@ __device__ inline void group_pairs(const RouteParams& p, int num_rows, GroupShar
   for (int i = threadIdx.x; i < num_pairs; i += blockDim.x) {
     const uint32_t key = s.keys[i];
     int position = 0;
+#pragma unroll 8
     for (int j = 0; j < num_pairs; ++j) position += s.keys[j] < key;
     s.sorted[position] = key;
     p.routing.pair_of_choice[i] = position;
