@@ -17,6 +17,11 @@ bool is_name_character(char c) {
          std::string_view("._:/@-").find(c) != std::string_view::npos;
 }
 
+bool is_inside(const fs::path& root, const fs::path& path) {
+  const auto [root_end, unused] = std::mismatch(root.begin(), root.end(), path.begin(), path.end());
+  return root_end == root.end();
+}
+
 }  // namespace
 
 Result<void> check_adapter_name(std::string_view name) {
@@ -43,11 +48,22 @@ Result<std::string> find_under_root(const std::string& root, const std::string& 
   if (error) return missing;
   const fs::path folder = fs::canonical(real_root / relative, error);
   if (error || folder == real_root) return missing;
-  const auto [root_end, unused] =
-      std::mismatch(real_root.begin(), real_root.end(), folder.begin(), folder.end());
-  if (root_end != real_root.end()) return missing;
+  if (!is_inside(real_root, folder)) return missing;
   if (!fs::is_regular_file(folder / "adapter_config.json", error)) return missing;
   return folder.string();
+}
+
+Result<std::string> find_inside_root(const std::string& root, const std::string& path) {
+  std::error_code error;
+  const fs::path real_root = fs::canonical(root, error);
+  if (!error) {
+    const fs::path folder = fs::weakly_canonical(real_root / path, error);
+    if (!error && is_inside(real_root, folder)) return folder.string();
+  }
+  return Error{
+      ErrorCode::kForbidden,
+      fmt::format("adapters are taken from {} alone (--adapter-root); {} is outside", root, path),
+      "lora_path"};
 }
 
 }  // namespace medley

@@ -51,40 +51,59 @@ class AdapterStoreImpl : public AdapterStore {
     for (std::thread& loader : loaders_) loader.join();
   }
 
-  Result<AdapterInfo> load(const std::string& name, const std::string& path) override {
+  using AdapterStore::load;
+  Result<AdapterInfo> load(const std::string& name, const std::string& path,
+                           const AdapterLoadOptions& options) override {
     MEDLEY_TRY(check_adapter_name(name));
+    auto adapter = std::make_shared<Adapter>();
+    adapter->info.name = name;
+    adapter->info.path = path;
     std::unique_lock lock(mutex_);
-    auto found = adapters_.find(name);
-    const bool is_new = found == adapters_.end();
-    if (is_new) {
-      found = add(name, path);
-    } else if (found->second->info.path != path) {
-      return Error{ErrorCode::kConflict,
-                   fmt::format("adapter '{}' is registered from another path, {}", name,
-                               found->second->info.path),
-                   "lora_name"};
+    MEDLEY_TRY(check_name_is_free(name, options.in_place));
+    if (options.read || options.in_place) {
+      start_load(adapter);
+      loaded_.wait(lock, [&] { return adapter->info.state != AdapterState::kLoading; });
+      if (adapter->info.state == AdapterState::kFailed) return adapter->failure;
+      MEDLEY_TRY(check_name_is_free(name, options.in_place));
     }
-    const std::shared_ptr<Adapter> adapter = found->second;
-    if (needs_load(*adapter)) start_load(adapter);
-    loaded_.wait(lock, [&] { return adapter->info.state != AdapterState::kLoading; });
-    if (adapter->info.state != AdapterState::kFailed) return info_of(*adapter);
-    if (is_new) forget(name, adapter);
-    return adapter->failure;
+    const auto found = adapters_.find(name);
+    if (options.pin) MEDLEY_TRY(check_pin_fits(name));
+    adapter->info.pinned = options.pin;
+    if (found != adapters_.end()) {
+      if (options.in_place) adapter->info.pinned |= found->second->info.pinned;
+      forget(found);
+    }
+    adapters_.emplace(name, adapter);
+    return info_of(*adapter);
+  }
+
+  Result<AdapterInfo> check(const std::string& path) const override {
+    MEDLEY_TRY_ASSIGN(AdapterWeights weights, read(path));
+    return AdapterInfo{.path = path,
+                       .max_rank = weights.max_rank,
+                       .num_bytes = weights.num_bytes,
+                       .hash = std::move(weights.hash),
+                       .warnings = std::move(weights.warnings)};
   }
 
   Result<void> unload(const std::string& name) override {
     std::lock_guard lock(mutex_);
     const auto found = adapters_.find(name);
     if (found == adapters_.end()) {
+      return not_found(fmt::format("The lora adapter '{}' cannot be found.", name), "lora_name");
+    }
+    forget(found);
+    return {};
+  }
+
+  Result<void> set_pinned(const std::string& name, bool pinned) override {
+    std::lock_guard lock(mutex_);
+    const auto found = adapters_.find(name);
+    if (found == adapters_.end()) {
       return not_found(fmt::format("no adapter named '{}'", name), "lora_name");
     }
-    if (found->second->num_pins > 0) {
-      return Error{
-          ErrorCode::kConflict,
-          fmt::format("adapter '{}' is in use by {} requests", name, found->second->num_pins),
-          "lora_name"};
-    }
-    forget(name, found->second);
+    if (pinned) MEDLEY_TRY(check_pin_fits(name));
+    found->second->info.pinned = pinned;
     return {};
   }
 
@@ -156,27 +175,46 @@ class AdapterStoreImpl : public AdapterStore {
 
   static AdapterInfo info_of(const Adapter& adapter) {
     AdapterInfo info = adapter.info;
-    info.pinned = adapter.num_pins > 0;
+    info.num_users = adapter.num_pins;
     return info;
   }
 
-  static bool needs_load(const Adapter& adapter) {
-    return adapter.info.state == AdapterState::kOnDisk ||
-           adapter.info.state == AdapterState::kFailed;
+  Result<void> check_name_is_free(const std::string& name, bool in_place) const {
+    const auto found = adapters_.find(name);
+    if (in_place || found == adapters_.end() ||
+        found->second->info.state == AdapterState::kFailed) {
+      return {};
+    }
+    return invalid_argument(
+        fmt::format("The lora adapter '{}' has already been loaded. If you want to load the "
+                    "adapter in place, set 'load_inplace' to True.",
+                    name),
+        "lora_name");
   }
 
-  Adapters::iterator add(const std::string& name, const std::string& path) {
+  // Requests for the others would wait for ever if every slot were pinned.
+  Result<void> check_pin_fits(const std::string& name) const {
+    const auto num_others = std::ranges::count_if(adapters_, [&](const auto& entry) {
+      return entry.second->info.pinned && entry.first != name;
+    });
+    if (num_others + 1 < options_.max_loras) return {};
+    return Error{ErrorCode::kConflict,
+                 fmt::format("{} adapters are pinned and there are {} slots; one must stay free",
+                             num_others, options_.max_loras),
+                 "pin"};
+  }
+
+  void add(const std::string& name, const std::string& path) {
     auto adapter = std::make_shared<Adapter>();
     adapter->info.name = name;
     adapter->info.path = path;
-    return adapters_.emplace(name, std::move(adapter)).first;
+    adapters_.emplace(name, std::move(adapter));
   }
 
-  // A forgotten adapter's slot is emptied by the engine thread, its load's result dropped.
-  void forget(const std::string& name, const std::shared_ptr<Adapter>& adapter) {
-    const auto found = adapters_.find(name);
-    if (found == adapters_.end() || found->second != adapter) return;
-    adapter->forgotten = true;
+  // A forgotten adapter's slot is emptied by the engine thread once nobody uses it, its load's
+  // result dropped.
+  void forget(Adapters::iterator found) {
+    found->second->forgotten = true;
     adapters_.erase(found);
   }
 
@@ -216,15 +254,20 @@ class AdapterStoreImpl : public AdapterStore {
   };
 
   Result<Loaded> read_and_pack(const std::string& path) {
+    MEDLEY_TRY_ASSIGN(AdapterWeights weights, read(path));
+    MEDLEY_TRY_ASSIGN(auto packed, backend_.pack_adapter(weights.modules));
+    return Loaded{std::move(packed), weights.max_rank, std::move(weights.hash),
+                  std::move(weights.warnings)};
+  }
+
+  Result<AdapterWeights> read(const std::string& path) const {
     MEDLEY_TRY_ASSIGN(AdapterWeights weights,
                       read_peft_adapter(path, spec_, options_.base_tensors));
     if (options_.max_lora_rank > 0 && weights.max_rank > options_.max_lora_rank) {
       return unsupported(fmt::format("the adapter's rank is {}; at most {} is allowed",
                                      weights.max_rank, options_.max_lora_rank));
     }
-    MEDLEY_TRY_ASSIGN(auto packed, backend_.pack_adapter(weights.modules));
-    return Loaded{std::move(packed), weights.max_rank, std::move(weights.hash),
-                  std::move(weights.warnings)};
+    return weights;
   }
 
   void finish_load(Adapter& adapter, Result<Loaded> loaded) {
@@ -277,11 +320,11 @@ class AdapterStoreImpl : public AdapterStore {
     }
   }
 
-  // Empties the slot whose adapter was unused for longest; false when all are in use.
+  // Empties the slot whose adapter was unused for longest; false when all are in use or pinned.
   bool evict_one(Stream& stream) {
     std::shared_ptr<Adapter>* oldest = nullptr;
     for (auto& slot : slots_) {
-      if (slot == nullptr || slot->num_pins > 0) continue;
+      if (slot == nullptr || slot->num_pins > 0 || slot->info.pinned) continue;
       if (oldest == nullptr || slot->info.last_used_ns < (*oldest)->info.last_used_ns) {
         oldest = &slot;
       }
@@ -302,7 +345,7 @@ class AdapterStoreImpl : public AdapterStore {
   // done with both first; that wait happens once per unload.
   void drop_forgotten(Stream& stream) {
     for (auto& slot : slots_) {
-      if (slot == nullptr || !slot->forgotten) continue;
+      if (slot == nullptr || !slot->forgotten || slot->num_pins > 0) continue;
       const std::shared_ptr<Adapter> keep = slot;
       empty_slot(slot, stream);
       stream.synchronize();

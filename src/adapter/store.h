@@ -31,12 +31,13 @@ struct AdapterInfo {
   std::string name;
   std::string path;
   AdapterState state = AdapterState::kOnDisk;
-  int max_rank = 0;      // 0 until read
-  size_t num_bytes = 0;  // packed
-  std::string hash;      // BLAKE3 of config and weights, hex; empty until read
-  std::string error;     // kFailed: why
-  int64_t last_used_ns = 0;
-  bool pinned = false;
+  int max_rank = 0;                   // 0 until read
+  size_t num_bytes = 0;               // packed
+  std::string hash;                   // BLAKE3 of config and weights, hex; empty until read
+  std::string error;                  // kFailed: why
+  int64_t last_used_ns = 0;           // now_ns(); 0 = never
+  int num_users = 0;                  // requests that hold it
+  bool pinned = false;                // stays on the device once it is there
   std::vector<std::string> warnings;  // of the last reading
 };
 
@@ -48,6 +49,14 @@ struct AdapterStoreOptions {
   // The base model's tensors, which must outlive the store: copies of its embeddings in an adapter
   // are accepted where they are equal. Null: such adapters are refused.
   const TensorMap* base_tensors = nullptr;
+};
+
+struct AdapterLoadOptions {
+  // A name that is taken gets the new content: requests that run finish on the old one, requests
+  // that start later get the new. Until the new content has been read, the old one stays.
+  bool in_place = false;
+  bool pin = false;  // see AdapterStore::set_pinned
+  bool read = true;  // else the name is registered and read when first asked for
 };
 
 class AdapterStore;
@@ -79,12 +88,23 @@ class AdapterStore {
 
   // --- any thread ---
 
-  // Registers `path` under `name`, reads and checks it at once, and keeps it in host memory. The
-  // error names the tensor or key concerned; kConflict if the name is taken by another path. Names
-  // match [A-Za-z0-9._:/@-]{1,256}.
-  virtual Result<AdapterInfo> load(const std::string& name, const std::string& path) = 0;
-  // Forgets a name. kNotFound if unknown, kConflict while requests use it.
+  // Reads and checks `path`, keeps it in host memory and registers it under `name`; waits for all
+  // that. On failure nothing has changed; the error names the tensor or key concerned.
+  // kInvalidArgument if the name is taken and not to be replaced (one whose last load failed is
+  // free), or does not match [A-Za-z0-9._:/@-]{1,256}.
+  virtual Result<AdapterInfo> load(const std::string& name, const std::string& path,
+                                   const AdapterLoadOptions& options) = 0;
+  Result<AdapterInfo> load(const std::string& name, const std::string& path) {
+    return load(name, path, {});
+  }
+  // What load() would find in `path`, without keeping it.
+  virtual Result<AdapterInfo> check(const std::string& path) const = 0;
+  // Forgets a name: new requests can't have it, those that run finish, and its slot is free when
+  // the last has ended. kNotFound if unknown.
   virtual Result<void> unload(const std::string& name) = 0;
+  // A pinned adapter is never evicted from the device. kNotFound if unknown, kConflict if no slot
+  // would be left for the adapters that are not pinned.
+  virtual Result<void> set_pinned(const std::string& name, bool pinned) = 0;
   // Makes sure that a request may name this adapter: registered, or found under adapter_root
   // (registered then). Does not read the weights. kNotFound otherwise.
   virtual Result<void> resolve(const std::string& name) = 0;

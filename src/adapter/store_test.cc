@@ -92,10 +92,9 @@ TEST_F(AdapterStoreTest, LoadReadsAtOnceAndAcquireUploads) {
     const AdapterPin pin = wait_for("a").value();
     EXPECT_EQ(pin.slot(), 0);
     EXPECT_NE(backend_.slots[0], nullptr);
-    EXPECT_TRUE(info("a").pinned);
-    EXPECT_EQ(store_->unload("a").error().code, ErrorCode::kConflict);
+    EXPECT_EQ(info("a").num_users, 1);
   }
-  EXPECT_FALSE(info("a").pinned);
+  EXPECT_EQ(info("a").num_users, 0);
   EXPECT_EQ(info("a").state, AdapterState::kOnDevice);
 }
 
@@ -106,8 +105,7 @@ TEST_F(AdapterStoreTest, NamesAndPathsAreKept) {
   EXPECT_EQ(store_->load(std::string(257, 'a'), good_path()).error().code,
             ErrorCode::kInvalidArgument);
   ASSERT_TRUE(store_->load("org/a:1@x", good_path()).ok());
-  EXPECT_TRUE(store_->load("org/a:1@x", good_path()).ok());
-  EXPECT_EQ(store_->load("org/a:1@x", "/elsewhere").error().code, ErrorCode::kConflict);
+  EXPECT_EQ(store_->load("org/a:1@x", good_path()).error().code, ErrorCode::kInvalidArgument);
   EXPECT_EQ(store_->unload("b").error().code, ErrorCode::kNotFound);
   EXPECT_EQ(store_->resolve("b").error().code, ErrorCode::kNotFound);
   EXPECT_EQ(store_->acquire("b", stream_).error().code, ErrorCode::kNotFound);
@@ -188,6 +186,66 @@ TEST_F(AdapterStoreTest, UnloadFreesHostMemoryOnceTheDeviceIsDone) {
   EXPECT_EQ(backend_.num_live, 0);
 }
 
+TEST_F(AdapterStoreTest, UnloadWaitsForWhoeverUsesIt) {
+  make_store({.max_loras = 2});
+  ASSERT_TRUE(store_->load("a", good_path()).ok());
+  {
+    const AdapterPin pin = wait_for("a").value();
+    ASSERT_TRUE(store_->unload("a").ok());
+    EXPECT_EQ(store_->acquire("a", stream_).error().code, ErrorCode::kNotFound);
+    EXPECT_NE(backend_.slots[pin.slot()], nullptr);
+    EXPECT_EQ(backend_.num_live, 1);
+  }
+  EXPECT_EQ(store_->acquire("a", stream_).error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(backend_.slots[0], nullptr);
+  EXPECT_EQ(backend_.num_live, 0);
+}
+
+TEST_F(AdapterStoreTest, ReloadInPlaceLeavesWhatRunsAlone) {
+  make_store({.max_loras = 2});
+  const std::string other = (model_folder() / "adapters/peft0.18-everything").string();
+  const std::string old_hash = store_->load("a", good_path()).value().hash;
+  const AdapterPin old_pin = wait_for("a").value();
+  EXPECT_EQ(store_->load("a", other).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_FALSE(store_->load("a", (folder_ / "none").string(), {.in_place = true}).ok());
+  EXPECT_EQ(info("a").hash, old_hash);
+
+  const Result<AdapterInfo> loaded = store_->load("a", other, {.in_place = true});
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_NE(loaded->hash, old_hash);
+  const AdapterPin new_pin = wait_for("a").value();
+  EXPECT_EQ(new_pin.hash(), loaded->hash);
+  EXPECT_EQ(old_pin.hash(), old_hash);
+  EXPECT_NE(new_pin.slot(), old_pin.slot());
+  EXPECT_NE(backend_.slots[old_pin.slot()], nullptr);
+}
+
+TEST_F(AdapterStoreTest, PinnedStaysOnTheDevice) {
+  make_store({.max_loras = 2});
+  for (const char* name : {"a", "b", "c"}) ASSERT_TRUE(store_->load(name, good_path()).ok());
+  ASSERT_TRUE(store_->set_pinned("a", true).ok());
+  EXPECT_EQ(store_->set_pinned("b", true).error().code, ErrorCode::kConflict);
+  EXPECT_EQ(store_->set_pinned("d", true).error().code, ErrorCode::kNotFound);
+  for (const char* name : {"a", "b", "c"}) EXPECT_TRUE(wait_for(name).ok());
+  EXPECT_EQ(info("a").state, AdapterState::kOnDevice);
+  EXPECT_EQ(info("b").state, AdapterState::kInHost);
+  ASSERT_TRUE(store_->set_pinned("a", false).ok());
+  EXPECT_TRUE(wait_for("b").ok());
+  EXPECT_EQ(info("a").state, AdapterState::kInHost);
+}
+
+TEST_F(AdapterStoreTest, RegistersWithoutReadingAndChecksWithoutKeeping) {
+  make_store({});
+  const Result<AdapterInfo> checked = store_->check(good_path());
+  ASSERT_TRUE(checked.ok());
+  EXPECT_EQ(checked->max_rank, 4);
+  EXPECT_TRUE(store_->list().empty());
+  EXPECT_FALSE(store_->check((folder_ / "none").string()).ok());
+  ASSERT_TRUE(store_->load("a", good_path(), {.read = false}).ok());
+  EXPECT_EQ(info("a").state, AdapterState::kOnDisk);
+  EXPECT_TRUE(wait_for("a").ok());
+}
+
 TEST_F(AdapterStoreTest, UnknownNameIsFoundUnderTheRoot) {
   copy_adapter("root/team/mood");
   make_store({.adapter_root = (folder_ / "root").string()});
@@ -228,8 +286,8 @@ TEST_F(AdapterStoreTest, ManyThreads) {
         EXPECT_TRUE(store_->load(name, good_path()).ok());
         EXPECT_TRUE(store_->resolve("x").ok());
         for (const AdapterInfo& info : store_->list()) EXPECT_FALSE(info.name.empty());
-        const Result<void> unloaded = store_->unload(name);
-        EXPECT_TRUE(unloaded.ok() || unloaded.error().code == ErrorCode::kConflict);
+        EXPECT_TRUE(store_->load(name, good_path(), {.in_place = true}).ok());
+        EXPECT_TRUE(store_->unload(name).ok());
       }
     });
   }
@@ -269,6 +327,14 @@ TEST(AdapterPathTest, StaysInsideTheRoot) {
         std::string(".."), std::string("../root2"), (folder / "out").string(), std::string("//etc"),
         std::string("")}) {
     EXPECT_EQ(find_under_root(root, name).error().code, ErrorCode::kNotFound) << name;
+  }
+  EXPECT_EQ(find_inside_root(root, "in").value(), fs::canonical(folder / "root/in"));
+  EXPECT_EQ(find_inside_root(root, *in).value(), *in);
+  EXPECT_TRUE(find_inside_root(root, "in/absent").ok());
+  for (const std::string& path :
+       {std::string("../out"), std::string("../absent"), std::string("link"), std::string("/etc"),
+        std::string("in/../../out"), (folder / "root2").string()}) {
+    EXPECT_EQ(find_inside_root(root, path).error().code, ErrorCode::kForbidden) << path;
   }
   fs::remove_all(folder);
 }

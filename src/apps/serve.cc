@@ -18,6 +18,7 @@
 #include "engine/model_executor.h"
 #include "engine/start_engine.h"
 #include "model/model.h"
+#include "server/adapter_routes.h"
 #include "server/generation_service.h"
 #include "server/http_server.h"
 #include "server/router.h"
@@ -99,19 +100,19 @@ Result<std::unique_ptr<Executor>> load_executor(const ServeFlags& flags, const M
                                                 const Checkpoint& checkpoint, Backend& backend,
                                                 int64_t max_model_len) {
   MEDLEY_TRY_ASSIGN(const DType dtype, parse_dtype(flags.dtype, folder.spec.checkpoint_dtype));
-  MEDLEY_TRY_ASSIGN(const int num_pages,
-                    plan_kv_pages(folder.spec, {.max_num_seqs = flags.max_num_seqs,
-                                                .max_model_len = max_model_len,
-                                                .page_size = kPageSize,
-                                                .dtype = dtype,
-                                                .budget_bytes = flags.kv_cache_memory_bytes}));
+  const KvPlanDesc kv{.max_num_seqs = flags.max_num_seqs,
+                      .max_model_len = max_model_len,
+                      .page_size = kPageSize,
+                      .dtype = dtype,
+                      .budget_bytes = flags.kv_cache_memory_bytes};
+  MEDLEY_TRY_ASSIGN(const int num_pages, plan_kv_pages(folder.spec, kv));
   const int64_t start_ns = now_ns();
   MEDLEY_TRY_ASSIGN(const ModelWeights weights,
                     read_model_weights(folder.spec, checkpoint.tensors()));
   const ModelOptions options{.dtype = dtype,
                              .step = {.max_rows = flags.max_num_batched_tokens,
                                       .max_seqs = flags.max_num_seqs,
-                                      .max_pages = num_pages},
+                                      .max_pages = plan_page_table(kv, num_pages)},
                              .num_pages = num_pages,
                              .page_size = kPageSize};
   MEDLEY_TRY_ASSIGN(std::unique_ptr<Model> model,
@@ -230,22 +231,27 @@ Result<void> serve(const ServeFlags& flags) {
                     .max_num_batched_tokens = flags.max_num_batched_tokens,
                     .max_model_len = loaded.max_model_len,
                     .eos_token_ids = end_tokens(loaded),
-                    .max_loras = loaded.max_loras},
+                    .max_loras = loaded.max_loras,
+                    .enable_prefix_caching = flags.enable_prefix_caching},
                    std::move(loaded.executor), loaded.adapters.get(), outputs.sink()));
   outputs.set_engine(*engine);
-  StoreDirectory adapters(loaded.adapters.get(), loaded.max_loras);
+  StoreDirectory adapters(loaded.adapters.get(), loaded.max_loras, flags.adapter_root);
   server::GenerationService service(service_options(flags, loaded, names),
                                     {.tokenizer = loaded.tokenizer,
                                      .chat = loaded.chat,
                                      .adapters = adapters,
                                      .outputs = outputs,
                                      .engine = *engine});
-  server::Router router(
-      {.base_names = names,
-       .model_root = flags.model,
-       .max_model_len = loaded.max_model_len,
-       .api_key = flags.api_key},
-      {.generation = service, .adapters = adapters, .engine = *engine, .metrics = metrics});
+  server::AdapterRoutes adapter_routes(adapters, loaded.max_loras, names);
+  server::Router router({.base_names = names,
+                         .model_root = flags.model,
+                         .max_model_len = loaded.max_model_len,
+                         .api_key = flags.api_key},
+                        {.generation = service,
+                         .adapters = adapters,
+                         .engine = *engine,
+                         .metrics = metrics,
+                         .groups = {&adapter_routes}});
   http->start(router);
   router.set_ready(true);
   log::info("serving {} on http://{}:{}", fmt::join(names, ", "), flags.host, http->port());

@@ -63,6 +63,12 @@ void Router::handle(HttpRequest request, std::shared_ptr<Exchange> exchange) {
         request.path == "/v1/chat/completions" ? api::Shape::kChat : api::Shape::kCompletion;
     return parts_.generation.submit(shape, std::move(request.body), std::move(exchange));
   }
+  for (RouteGroup* group : parts_.groups) {
+    const std::string_view method = group->method_of(request.path);
+    if (method.empty()) continue;
+    if (request.method == method) return group->handle(std::move(request), std::move(exchange));
+    allowed = method;
+  }
   if (request.path.starts_with(kModelsPrefix)) {
     if (request.method == "GET") {
       return exchange->respond(get_model(request.path.substr(kModelsPrefix.size())));

@@ -9,6 +9,7 @@
 #include "server/generation_service.h"
 #include "server/http.h"
 #include "server/metrics.h"
+#include "server/route_group.h"
 
 namespace medley::server {
 
@@ -24,6 +25,7 @@ struct RouterParts {
   AdapterDirectory& adapters;
   Engine& engine;
   Metrics& metrics;
+  std::vector<RouteGroup*> groups = {};  // further routes
 };
 
 // Which path and method does what. Thread-safe.

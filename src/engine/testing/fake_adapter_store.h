@@ -62,7 +62,12 @@ class FakeAdapterStore final : public AdapterStore {
     return pin(free_slot);
   }
 
-  Result<AdapterInfo> load(const std::string&, const std::string&) override { return unused(); }
+  Result<AdapterInfo> load(const std::string&, const std::string&,
+                           const AdapterLoadOptions&) override {
+    return unused();
+  }
+  Result<AdapterInfo> check(const std::string&) const override { return unused(); }
+  Result<void> set_pinned(const std::string&, bool) override { return unused(); }
   Result<void> unload(const std::string&) override { return unused(); }
   Result<void> resolve(const std::string&) override { return unused(); }
   std::vector<AdapterInfo> list() const override { return {}; }
