@@ -22,9 +22,6 @@ void read_from_environment(CLI::App& app) {
 
 void add_foreign_flags(CLI::App& app, ServeFlags& flags) {
   const std::string group = "vLLM's flags without effect here";
-  app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.enable_prefix_caching,
-               "every prompt is computed in full")
-      ->group(group);
   app.add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill",
                flags.enable_chunked_prefill, "always on")
       ->group(group);
@@ -78,6 +75,8 @@ void add_serve_flags(CLI::App& app, ServeFlags& flags) {
                  "at most this much for keys and values")
       ->check(CLI::Range(int64_t{1} << 16, int64_t{1} << 50))
       ->capture_default_str();
+  app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.enable_prefix_caching,
+               "keep keys and values of prompts' beginnings for the requests that share them [on]");
   app.add_option("--seed", flags.seed, "makes requests without a seed repeatable as a sequence");
   app.add_option("--chat-template", flags.chat_template,
                  "file of a Jinja template, or the template itself [the model's]");
@@ -127,7 +126,6 @@ Result<void> check_foreign_flags(const ServeFlags& flags) {
   const auto note = [](const char* flag, bool given, const char* instead) {
     if (given) log::warn("{} has no effect: {}", flag, instead);
   };
-  note("--enable-prefix-caching", flags.enable_prefix_caching, "every prompt is computed in full");
   note("--enable-chunked-prefill", flags.enable_chunked_prefill, "prefill is always chunked");
   note("--gpu-memory-utilization", !flags.gpu_memory_utilization.empty(),
        "--kv-cache-memory-bytes bounds the KV cache");

@@ -41,9 +41,9 @@ struct ServeFlags {
   int max_lora_rank = 0;
   std::string adapter_root;
   int drain_timeout_s = 30;
+  bool enable_prefix_caching = true;
 
   // Accepted with a warning, or refused with a value that would change something.
-  bool enable_prefix_caching = false;
   bool enable_chunked_prefill = false;
   bool enable_auto_tool_choice = false;
   std::string gpu_memory_utilization, kv_cache_dtype, tensor_parallel_size, load_format;

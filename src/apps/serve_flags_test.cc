@@ -64,6 +64,12 @@ TEST(ServeFlags, AsWithVllm) {
   EXPECT_EQ(flags.seed, 7u);
 }
 
+TEST(ServeFlags, PrefixCachingIsOnUnlessRefused) {
+  EXPECT_TRUE(parse({"/m"}).enable_prefix_caching);
+  EXPECT_TRUE(parse({"/m", "--enable-prefix-caching"}).enable_prefix_caching);
+  EXPECT_FALSE(parse({"/m", "--no-enable-prefix-caching"}).enable_prefix_caching);
+}
+
 TEST(ServeFlags, EnvironmentStandsInForFlags) {
   setenv("MEDLEY_API_KEY", "from-environment", 1);
   setenv("MEDLEY_MAX_LORAS", "5", 1);
@@ -82,10 +88,9 @@ TEST(ServeFlags, BadValuesAndMissingModelAreErrors) {
 }
 
 TEST(ServeFlags, ForeignFlagsWarnOrRefuse) {
-  EXPECT_TRUE(
-      check_foreign_flags(parse({"/m", "--gpu-memory-utilization", "0.9", "--enable-prefix-caching",
-                                 "--tensor-parallel-size", "1", "--load-format", "auto"}))
-          .ok());
+  EXPECT_TRUE(check_foreign_flags(parse({"/m", "--gpu-memory-utilization", "0.9",
+                                         "--tensor-parallel-size", "1", "--load-format", "auto"}))
+                  .ok());
   const Result<void> refused = check_foreign_flags(parse({"/m", "--tensor-parallel-size", "2"}));
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().param, "--tensor-parallel-size");

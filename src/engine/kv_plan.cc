@@ -30,4 +30,11 @@ Result<int> plan_kv_pages(const ModelSpec& spec, const KvPlanDesc& desc) {
   return static_cast<int>(num_pages);
 }
 
+int plan_page_table(const KvPlanDesc& desc, int num_pages) {
+  constexpr int64_t kMaxSharing = 16;
+  const int64_t pages_per_seq = num_pages_for(desc.max_model_len, desc.page_size);
+  return static_cast<int>(std::min({pages_per_seq * desc.max_num_seqs, kMaxSharing * num_pages,
+                                    int64_t{std::numeric_limits<int32_t>::max()}}));
+}
+
 }  // namespace medley

@@ -22,4 +22,7 @@ struct KvPlanDesc {
 // max_model_len can fill. kInvalidArgument, with both sizes, when not even one such sequence fits.
 Result<int> plan_kv_pages(const ModelSpec& spec, const KvPlanDesc& desc);
 
+// Page-table entries of a step: sequences may share pages, on the average up to 16 of them each.
+int plan_page_table(const KvPlanDesc& desc, int num_pages);
+
 }  // namespace medley

@@ -33,6 +33,12 @@ TEST(KvPlan, TheBudgetIsKept) {
   EXPECT_EQ(*plan_kv_pages(gpt_oss_20b(), desc), 10);
 }
 
+TEST(KvPlan, PageTablesHoldSharedPagesOnceForEachSequence) {
+  KvPlanDesc desc = {.max_num_seqs = 64, .max_model_len = 33, .page_size = 16};
+  EXPECT_EQ(plan_page_table(desc, 100), 64 * 3);
+  EXPECT_EQ(plan_page_table(desc, 10), 160);
+}
+
 TEST(KvPlan, OneSequenceMustFit) {
   const KvPlanDesc desc = {.max_num_seqs = 64,
                            .max_model_len = 32,

@@ -32,6 +32,10 @@ const Histogram::BucketBoundaries kRequestBuckets = {
     0.3,  0.5,  0.8,  1.0,  1.5,   2.0,   2.5,   5.0,   10.0,   15.0,  20.0,
     30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0};
 
+void raise_to(uint64_t total, Counter& counter) {
+  counter.Increment(static_cast<double>(total) - counter.Value());
+}
+
 double to_seconds(int64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
 class Builder {
@@ -94,6 +98,10 @@ struct Metrics::State {
   Counter& generation_tokens = build.counter("vllm:generation_tokens_total", "Tokens generated.");
   Counter& preemptions =
       build.counter("vllm:num_preemptions_total", "Requests put back for lack of pages.");
+  Counter& prefix_cache_queries = build.counter(
+      "vllm:prefix_cache_queries_total", "Tokens of requests looked up in the prefix cache.");
+  Counter& prefix_cache_hits =
+      build.counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.");
   Histogram& time_to_first_token =
       build.histogram("vllm:time_to_first_token_seconds",
                       "From a request's arrival to its first token.", kFirstTokenBuckets);
@@ -106,7 +114,6 @@ struct Metrics::State {
   std::mutex scrape_mutex;  // below: one scrape at a time
   Gauge* cache_config_series = nullptr;
   Gauge* lora_series = nullptr;
-  uint64_t num_preemptions_seen = 0;
 };
 
 Metrics::Metrics(const std::string& model_name) : state_(std::make_unique<State>(model_name)) {}
@@ -139,14 +146,15 @@ std::string Metrics::render(const MetricsSnapshot& snapshot) {
   state.kv_usage.Set(engine.num_pages == 0
                          ? 0.0
                          : 1.0 - static_cast<double>(engine.num_free_pages) / engine.num_pages);
-  state.preemptions.Increment(
-      static_cast<double>(engine.num_preemptions - state.num_preemptions_seen));
-  state.num_preemptions_seen = engine.num_preemptions;
+  raise_to(engine.num_preemptions, state.preemptions);
+  raise_to(engine.num_prefix_cache_queries, state.prefix_cache_queries);
+  raise_to(engine.num_prefix_cache_hits, state.prefix_cache_hits);
   if (state.cache_config_series == nullptr) {
-    state.cache_config_series =
-        &state.cache_config.Add({{"model_name", state.model_name},
-                                 {"block_size", std::to_string(engine.page_size)},
-                                 {"num_gpu_blocks", std::to_string(engine.num_pages)}});
+    state.cache_config_series = &state.cache_config.Add(
+        {{"model_name", state.model_name},
+         {"block_size", std::to_string(engine.page_size)},
+         {"num_gpu_blocks", std::to_string(engine.num_pages)},
+         {"enable_prefix_caching", engine.prefix_caching ? "True" : "False"}});
     state.cache_config_series->Set(1.0);
   }
   // Exactly one series: routers read the newest, and series that linger would contradict it.

@@ -28,13 +28,18 @@ TEST(Metrics, NamesAndValues) {
                                                       .num_pages = 100,
                                                       .num_free_pages = 75,
                                                       .page_size = 16,
-                                                      .num_preemptions = 4}});
+                                                      .num_preemptions = 4,
+                                                      .num_prefix_cache_queries = 40,
+                                                      .num_prefix_cache_hits = 32,
+                                                      .prefix_caching = true}});
   EXPECT_TRUE(has_line(text, R"(vllm:num_requests_running{model_name="m"} 3)")) << text;
   EXPECT_TRUE(has_line(text, R"(vllm:num_requests_waiting{model_name="m"} 2)")) << text;
   EXPECT_TRUE(has_line(text, R"(vllm:kv_cache_usage_perc{model_name="m"} 0.25)")) << text;
   EXPECT_TRUE(has_line(text, R"(vllm:prompt_tokens_total{model_name="m"} 7)")) << text;
   EXPECT_TRUE(has_line(text, R"(vllm:generation_tokens_total{model_name="m"} 2)")) << text;
   EXPECT_TRUE(has_line(text, R"(vllm:num_preemptions_total{model_name="m"} 4)")) << text;
+  EXPECT_TRUE(has_line(text, R"(vllm:prefix_cache_queries_total{model_name="m"} 40)")) << text;
+  EXPECT_TRUE(has_line(text, R"(vllm:prefix_cache_hits_total{model_name="m"} 32)")) << text;
   EXPECT_TRUE(has_line(text, "# TYPE vllm:prompt_tokens_total counter"));
   EXPECT_TRUE(has_line(text, "# TYPE vllm:time_to_first_token_seconds histogram"));
   EXPECT_TRUE(
@@ -48,6 +53,7 @@ TEST(Metrics, NamesAndValues) {
   EXPECT_NE(text.find("finished_reason=\"stop\""), std::string::npos);
   EXPECT_NE(text.find("block_size=\"16\""), std::string::npos);
   EXPECT_NE(text.find("num_gpu_blocks=\"100\""), std::string::npos);
+  EXPECT_NE(text.find("enable_prefix_caching=\"True\""), std::string::npos);
 }
 
 TEST(Metrics, LoraInfoIsOneSeriesWhateverChanges) {
@@ -61,11 +67,13 @@ TEST(Metrics, LoraInfoIsOneSeriesWhateverChanges) {
   EXPECT_NE(text.find("waiting_lora_adapters=\"c\""), std::string::npos);
 }
 
-TEST(Metrics, PreemptionsAreNotCountedTwice) {
+TEST(Metrics, TheEnginesCountsAreNotCountedTwice) {
   Metrics metrics("m");
-  metrics.render({.engine = {.num_preemptions = 2}});
-  EXPECT_TRUE(has_line(metrics.render({.engine = {.num_preemptions = 5}}),
-                       R"(vllm:num_preemptions_total{model_name="m"} 5)"));
+  metrics.render({.engine = {.num_preemptions = 2, .num_prefix_cache_hits = 16}});
+  const std::string text =
+      metrics.render({.engine = {.num_preemptions = 5, .num_prefix_cache_hits = 48}});
+  EXPECT_TRUE(has_line(text, R"(vllm:num_preemptions_total{model_name="m"} 5)"));
+  EXPECT_TRUE(has_line(text, R"(vllm:prefix_cache_hits_total{model_name="m"} 48)"));
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ struct Case {
 // A model folder, served with all its adapters.
 class Served {
  public:
-  explicit Served(const fs::path& folder) : folder_(folder) {
+  explicit Served(const fs::path& folder, bool enable_prefix_caching = false) : folder_(folder) {
     auto spec = read_model_spec(read_text(folder / "config.json"));
     EXPECT_TRUE(spec.ok()) << spec.error().message;
     auto checkpoint = Checkpoint::open_folder(folder.string());
@@ -109,14 +109,15 @@ class Served {
       collect(name, adapter / "golden.json");
     }
     const StepDesc step{.max_rows = 48, .max_seqs = 16, .max_pages = 16 * 8};
-    const ModelOptions options{.dtype = DType::kF32, .step = step, .num_pages = 16 * 8};
+    const ModelOptions options{.dtype = DType::kF32, .step = step, .num_pages = 1024};
     auto model = Model::create(*spec, *weights, *backend_, options);
     EXPECT_TRUE(model.ok()) << model.error().message;
     auto executor = make_model_executor(*backend_, std::move(model).value(), options);
     EXPECT_TRUE(executor.ok()) << executor.error().message;
     const EngineOptions engine_options{.max_num_seqs = step.max_seqs,
                                        .max_num_batched_tokens = step.max_rows,
-                                       .max_model_len = 128};
+                                       .max_model_len = 128,
+                                       .enable_prefix_caching = enable_prefix_caching};
     auto engine =
         start_engine(engine_options, std::move(executor).value(), store_.get(),
                      [this](std::vector<TokenEvent>&& events) { receive(std::move(events)); });
@@ -127,6 +128,7 @@ class Served {
   ~Served() { engine_.reset(); }
 
   const std::vector<Case>& cases() const { return cases_; }
+  EngineStats stats() const { return engine_->stats(); }
 
   RequestId submit(const Case& c) {
     return submit(c, {.prompt = c.prompt["ids"].get<std::vector<int32_t>>(),
@@ -256,6 +258,34 @@ TEST_P(Golden, AloneAndMixedEqualTheReference) {
 }
 
 // No choice of the model's comes into it, so every position counts, near ties too.
+// All at once, twice: the second time nothing is computed of a prompt but what is behind its last
+// full page.
+TEST_P(Golden, CachedPrefixesChangeNoBit) {
+  constexpr size_t kPageSize = 16;
+  Served plain(golden_dir() / GetParam());
+  Served caching(golden_dir() / GetParam(), /*enable_prefix_caching=*/true);
+  if (HasFailure()) return;
+  std::vector<Answer> expected;
+  for (const Case& c : plain.cases()) expected.push_back(plain.wait(plain.submit(c)));
+  EXPECT_EQ(plain.stats().num_prefix_cache_hits, 0u);
+  for (const bool is_again : {false, true}) {
+    const uint64_t num_hits_before = caching.stats().num_prefix_cache_hits;
+    uint64_t num_cached = 0;
+    std::vector<RequestId> ids;
+    for (const Case& c : caching.cases()) ids.push_back(caching.submit(c));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const Case& c = caching.cases()[i];
+      const Answer answer = caching.wait(ids[i]);
+      EXPECT_EQ(answer.tokens, expected[i].tokens) << c.name;
+      EXPECT_EQ(answer.logprobs, expected[i].logprobs) << c.name;
+      num_cached += (c.prompt["ids"].size() - 1) / kPageSize * kPageSize;
+    }
+    if (!is_again) continue;
+    EXPECT_EQ(caching.stats().num_prefix_cache_hits - num_hits_before, num_cached);
+    EXPECT_GT(num_cached, 0u);
+  }
+}
+
 TEST_P(Golden, PromptLogprobsEqualTheReference) {
   Served served(golden_dir() / GetParam());
   if (HasFailure()) return;
