@@ -213,6 +213,7 @@ def main() -> int:
     url = urllib.parse.urlsplit(args.url or f"http://127.0.0.1:{args.port}")
     address = (url.hostname, url.port or 80)
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server must not stay behind
     server = start_server(args.server, args.port) if args.server else None
     try:
         wait_until_ready(address, server)
