@@ -47,7 +47,7 @@ void run_gemm(Context& context, GemmJob job, Stream& stream) {
                                      .layout = lora_a_layout(params.in_size),
                                      .s = context.shrink_out.as<__nv_bfloat16>(),
                                      .s_stride = kShrinkStride};
-    launch_lora_shrink(select_lora_shrink(shrink.layout), shrink, job.max_pairs,
+    launch_lora_shrink(select_lora_shrink(shrink.layout, job.max_pairs), shrink, job.max_pairs,
                        cuda_stream(stream));
   }
   const ExpertGemmConfig config = select_expert_gemm({.layout = params.layout,

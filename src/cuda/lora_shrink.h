@@ -10,6 +10,8 @@ inline MatrixLayout lora_a_layout(int in_size) {
 }
 
 // One warp per block of 32 columns, kMaxShrinkWarps at most.
-LoraShrinkConfig select_lora_shrink(const MatrixLayout& layout);
+// Few pairs leave the device idle: four blocks then share the columns. Keyed by shape and padded
+// batch, as it decides the order of a sum.
+LoraShrinkConfig select_lora_shrink(const MatrixLayout& layout, int max_pairs);
 
 }  // namespace medley::cuda

@@ -24,11 +24,12 @@ struct LoraShrinkParams {
 
 inline constexpr int kMaxShrinkWarps = 8;
 
-// One block per (segment, every rank_step-th unit of 16 ranks); its warps split the columns at
-// places that depend on the layout alone and are summed in their order.
+// One cluster per (segment, every rank_step-th unit of 16 ranks). The warps of its blocks split the
+// columns at places that depend on the layout and the config alone; their sums are added in order.
 struct LoraShrinkConfig {
-  int num_warps = 0;
+  int num_warps = 0;  // of a block
   int rank_step = 0;
+  int cluster = 1;  // blocks
 };
 
 void launch_lora_shrink(const LoraShrinkConfig& config, const LoraShrinkParams& params,
