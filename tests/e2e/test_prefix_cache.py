@@ -1,5 +1,7 @@
 """Prompts whose beginning was computed before, by the same adapter and by others."""
-from conftest import DEMO_FLAGS
+import concurrent.futures
+
+from conftest import ADAPTERS, DEMO_FLAGS
 
 PAGE_SIZE = 16
 MODELS = ["base", "triage", "mood"]
@@ -48,7 +50,6 @@ def test_each_adapter_finds_its_own_prefix_only(start_server, tickets):
 
 
 def test_streams_at_once_share_a_prefix(start_server, tickets):
-    import concurrent.futures
     prompt = max((ticket["prompt_ids"] for ticket in tickets), key=len)
     prompts = [prompt + [100 + i] for i in range(16)]
     server, without = start_server(*DEMO_FLAGS), start_server(*DEMO_FLAGS, "--no-enable-prefix-caching")
@@ -66,3 +67,25 @@ def test_streams_at_once_share_a_prefix(start_server, tickets):
     assert answers(server, "triage") == answers(without, "triage")
     hits = server.metrics()[("vllm:prefix_cache_hits_total",)] - before
     assert hits == 16 * (len(prompt) // PAGE_SIZE * PAGE_SIZE)
+
+
+def test_a_replaced_adapter_finds_its_new_contents_prefix(start_server, tickets):
+    prompt = max((ticket["prompt_ids"] for ticket in tickets), key=len)
+    full_pages = (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
+    server = start_server(*DEMO_FLAGS)
+    triage, _, _ = ask(server, "triage", prompt)
+
+    def replace(folder):
+        response = server.http().post("/v1/load_lora_adapter", json={
+            "lora_name": "triage", "lora_path": str(ADAPTERS / folder), "load_inplace": True})
+        assert response.status_code == 200, response.text
+
+    replace("mood")
+    mood, _, hits = ask(server, "triage", prompt)
+    assert hits == 0, "pages of the old content"
+    assert mood != triage
+    again, _, hits = ask(server, "mood", prompt)
+    assert (again, hits) == (mood, full_pages), "one content under two names"
+    replace("triage")
+    again, _, hits = ask(server, "triage", prompt)
+    assert (again, hits) == (triage, full_pages), "the old content again"
