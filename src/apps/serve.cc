@@ -22,6 +22,7 @@
 #include "server/generation_service.h"
 #include "server/http_server.h"
 #include "server/router.h"
+#include "server/token_routes.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 #include "weights/checkpoint.h"
@@ -243,6 +244,9 @@ Result<void> serve(const ServeFlags& flags) {
                                      .outputs = outputs,
                                      .engine = *engine});
   server::AdapterRoutes adapter_routes(adapters, loaded.max_loras, names);
+  server::TokenRoutes token_routes(
+      {.base_names = names, .max_model_len = loaded.max_model_len},
+      {.tokenizer = loaded.tokenizer, .chat = loaded.chat, .adapters = adapters});
   server::Router router({.base_names = names,
                          .model_root = flags.model,
                          .max_model_len = loaded.max_model_len,
@@ -251,7 +255,7 @@ Result<void> serve(const ServeFlags& flags) {
                          .adapters = adapters,
                          .engine = *engine,
                          .metrics = metrics,
-                         .groups = {&adapter_routes}});
+                         .groups = {&adapter_routes, &token_routes}});
   http->start(router);
   router.set_ready(true);
   log::info("serving {} on http://{}:{}", fmt::join(names, ", "), flags.host, http->port());

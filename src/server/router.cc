@@ -35,11 +35,17 @@ Router::Router(RouterOptions options, const RouterParts& parts)
 
 const std::vector<Router::Route>& Router::routes() {
   static const std::vector<Route> table = {
-      {"POST", "/v1/chat/completions", nullptr},  {"POST", "/v1/completions", nullptr},
-      {"GET", "/v1/models", &Router::get_models}, {"GET", "/health", &Router::get_health},
-      {"GET", "/ping", &Router::get_health},      {"POST", "/ping", &Router::get_health},
-      {"GET", "/ready", &Router::get_ready},      {"GET", "/version", &Router::get_version},
-      {"GET", "/metrics", &Router::get_metrics},  {"GET", "/", &Router::get_page},
+      {"POST", "/v1/chat/completions", nullptr},
+      {"POST", "/v1/completions", nullptr},
+      {"GET", "/v1/models", &Router::get_models},
+      {"GET", "/health", &Router::get_health},
+      {"GET", "/ping", &Router::get_health},
+      {"POST", "/ping", &Router::get_health},
+      {"GET", "/ready", &Router::get_ready},
+      {"GET", "/version", &Router::get_version},
+      {"GET", "/metrics", &Router::get_metrics},
+      {"GET", "/load", &Router::get_load},
+      {"GET", "/", &Router::get_page},
   };
   return table;
 }
@@ -133,6 +139,11 @@ HttpResponse Router::get_health(const HttpRequest&) {
 HttpResponse Router::get_ready(const HttpRequest& request) {
   if (ready_) return get_health(request);
   return error_reply({ErrorCode::kUnavailable, "not ready"});
+}
+
+HttpResponse Router::get_load(const HttpRequest&) {
+  const EngineStats stats = parts_.engine.stats();
+  return {.body = fmt::format(R"({{"server_load":{}}})", stats.num_running + stats.num_waiting)};
 }
 
 HttpResponse Router::get_version(const HttpRequest&) {

@@ -53,6 +53,7 @@ class Router : public HttpHandler {
   HttpResponse get_model(const std::string& id);
   HttpResponse get_health(const HttpRequest& request);
   HttpResponse get_ready(const HttpRequest& request);
+  HttpResponse get_load(const HttpRequest& request);
   HttpResponse get_version(const HttpRequest& request);
   HttpResponse get_metrics(const HttpRequest& request);
   std::vector<api::ModelCard> model_cards() const;
