@@ -31,8 +31,8 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   config.row_stride = (row_bytes + 127) / 128 * 128 + (row_bytes % 128 == 64 ? -64 : 64);
   config.slot_bytes = std::max(problem.layout.stage_bytes, problem.lora ? 2 * kRankBlockBytes : 0);
   config.slot_bytes = (config.slot_bytes + 15) / 16 * 16;
-  constexpr int rows = kTileRows;
   config.equal_units = problem.max_tile_rows <= kTileRows / 2;
+  const int rows = config.equal_units && problem.single_tile ? kTileRows / 2 : kTileRows;
   const int64_t ring_bytes = static_cast<int64_t>(problem.shared_limit) -
                              static_cast<int64_t>(rows) * config.row_stride -
                              (problem.lora ? kShrinkSharedBytes : 0);
