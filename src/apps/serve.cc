@@ -210,6 +210,9 @@ server::GenerationServiceOptions service_options(const ServeFlags& flags, const 
 }  // namespace
 
 void block_stop_signals() {
+  // A shell may have started us in the background with SIGINT ignored.
+  ::signal(SIGTERM, SIG_DFL);
+  ::signal(SIGINT, SIG_DFL);
   const sigset_t signals = stop_signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 }
