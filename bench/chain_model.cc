@@ -89,16 +89,18 @@ std::unique_ptr<cuda::CudaPackedAdapter> random_adapter(const ChainShape& shape)
     for (const bool gate_up : {true, false}) {
       const int64_t a_bytes = rank * (gate_up ? hidden : inner) * 2;
       const int64_t b_bytes = rank * (gate_up ? 2 * inner : hidden) * 2;
-      cuda::LoraEntry entry = {.a_expert_bytes = a_bytes,
-                               .b_expert_bytes = b_bytes,
-                               .rank = static_cast<int32_t>(rank),
-                               .num_a = 1};
-      entry.a = reinterpret_cast<const uint8_t*>(take(a_bytes * experts));
-      entry.b = reinterpret_cast<const uint8_t*>(take(b_bytes * experts));
-      entry.scale = reinterpret_cast<const float*>(take(rank * sizeof(float)));
+      const cuda::LoraEntry entry = {.a_expert_bytes = a_bytes,
+                                     .b_expert_bytes = b_bytes,
+                                     .rank = static_cast<int32_t>(rank),
+                                     .num_a = 1};
+      const size_t a = take(a_bytes * experts);
+      const size_t b = take(b_bytes * experts);
       adapter->modules.push_back(
           {.site = {gate_up ? LoraModule::kExpertGateUp : LoraModule::kExpertDown, layer},
-           .entry = entry});
+           .entry = entry,
+           .a_offset = a,
+           .b_offset = b,
+           .scale_offset = take(static_cast<int64_t>(rank * sizeof(float)))});
     }
   }
   std::mt19937 engine(5);
@@ -111,8 +113,7 @@ std::unique_ptr<cuda::CudaPackedAdapter> random_adapter(const ChainShape& shape)
   }
   const std::vector<float> scale(rank, 1.0f);
   for (const cuda::PackedLoraModule& module : adapter->modules) {
-    std::memcpy(adapter->bytes.data() + reinterpret_cast<size_t>(module.entry.scale), scale.data(),
-                rank * sizeof(float));
+    std::memcpy(adapter->bytes.data() + module.scale_offset, scale.data(), rank * sizeof(float));
   }
   return adapter;
 }

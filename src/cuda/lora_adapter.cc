@@ -108,7 +108,7 @@ struct UnitRow {
 };
 UnitRow unit_row(const LoraSiteShape& shape, int unit, int row) {
   if (shape.parts_share_units) {
-    const int64_t at = unit * 8 + row % 8;
+    const int64_t at = int64_t{unit} * 8 + row % 8;
     return at < shape.part_rows[0] ? UnitRow{row / 8, at} : UnitRow{};
   }
   int64_t at = static_cast<int64_t>(unit) * kUnitRows + row;
@@ -139,9 +139,9 @@ void pack_b(const LoraSiteShape& shape, const ModulePlan& plan, int expert, uint
       values.resize(b.cols);
       row_to_float(b, part.offset + at.row, values.data());
       for (int rank = 0; rank < part.pair->rank; ++rank) {
-        const int in_block = rank % kRankBlock;
-        const int lane = row % 8 * 4 + in_block / 4;
-        const int word = in_block % 4 / 2 * 2 + row / 8;
+        const int64_t in_block = rank % kRankBlock;
+        const int64_t lane = row % 8 * 4 + in_block / 4;
+        const int64_t word = in_block % 4 / 2 * 2 + row / 8;
         const uint16_t bits = float_to_bf16(values[rank]);
         std::memcpy(
             out + (static_cast<int64_t>(unit) * blocks + rank / kRankBlock) * kRankBlockBytes +
@@ -154,7 +154,7 @@ void pack_b(const LoraSiteShape& shape, const ModulePlan& plan, int expert, uint
 
 Result<void> pack_a(const LoraSiteShape& shape, const ModulePlan& plan, int expert, uint8_t* out) {
   const MatrixLayout layout =
-      make_matrix_layout(StreamFormat::kBF16, plan.num_a * plan.rank, shape.in_size);
+      make_matrix_layout(StreamFormat::kBF16, int64_t{plan.num_a} * plan.rank, shape.in_size);
   return pack_matrix(
       layout,
       [&](int unit, int row) {
@@ -217,7 +217,7 @@ Result<std::unique_ptr<PackedAdapter>> LoraTable::pack(std::span<const LoraModul
     }
     MEDLEY_TRY_ASSIGN(const ModulePlan plan, plan_module(module, shape));
     const size_t a_bytes =
-        make_matrix_layout(StreamFormat::kBF16, plan.num_a * plan.rank, shape.in_size)
+        make_matrix_layout(StreamFormat::kBF16, int64_t{plan.num_a} * plan.rank, shape.in_size)
             .matrix_bytes();
     const size_t b_bytes =
         static_cast<size_t>(num_units(shape)) * plan.rank / kRankBlock * kRankBlockBytes;
@@ -240,13 +240,13 @@ Result<std::unique_ptr<PackedAdapter>> LoraTable::pack(std::span<const LoraModul
     }
     adapter->modules.push_back(
         {.site = module.site,
-         .entry = {.a = reinterpret_cast<const uint8_t*>(a),
-                   .b = reinterpret_cast<const uint8_t*>(b),
-                   .scale = reinterpret_cast<const float*>(scale),
-                   .a_expert_bytes = static_cast<int64_t>(plan.a_per_expert ? a_bytes : 0),
+         .entry = {.a_expert_bytes = static_cast<int64_t>(plan.a_per_expert ? a_bytes : 0),
                    .b_expert_bytes = static_cast<int64_t>(plan.b_per_expert ? b_bytes : 0),
                    .rank = plan.rank,
-                   .num_a = plan.num_a}});
+                   .num_a = plan.num_a},
+         .a_offset = a,
+         .b_offset = b,
+         .scale_offset = scale});
   }
   return std::unique_ptr<PackedAdapter>(std::move(adapter));
 }
@@ -260,9 +260,9 @@ Result<void> LoraTable::set(int slot, const CudaPackedAdapter& adapter, cudaStre
   const auto* base = buffer.as<uint8_t>();
   for (const PackedLoraModule& module : adapter.modules) {
     LoraEntry entry = module.entry;
-    entry.a = base + reinterpret_cast<size_t>(entry.a);
-    entry.b = base + reinterpret_cast<size_t>(entry.b);
-    entry.scale = reinterpret_cast<const float*>(base + reinterpret_cast<size_t>(entry.scale));
+    entry.a = base + module.a_offset;
+    entry.b = base + module.b_offset;
+    entry.scale = reinterpret_cast<const float*>(base + module.scale_offset);
     MEDLEY_CUDA_CHECK(cudaMemcpyAsync(entries_.as<LoraEntry>() + index(module.site) + slot, &entry,
                                       sizeof(entry), cudaMemcpyHostToDevice, stream));
   }

@@ -20,7 +20,10 @@ struct LoraSiteShape {
 
 struct PackedLoraModule {
   LoraSite site;
-  LoraEntry entry;  // pointers are offsets into the adapter's bytes
+  LoraEntry entry;  // its pointers are set when the adapter takes a slot: base + these offsets
+  size_t a_offset = 0;
+  size_t b_offset = 0;
+  size_t scale_offset = 0;
 };
 
 // An adapter in the layouts of lora_entry.h, in host memory.

@@ -28,7 +28,7 @@ uint32_t codes_word(const SourceRow& source, int64_t col) {
   const uint8_t* bytes = static_cast<const uint8_t*>(source.matrix->data) +
                          source.row * source.matrix->row_stride + col / 2;
   std::array<uint8_t, 8> codes;
-  for (int i = 0; i < 4; ++i) {
+  for (size_t i = 0; i < 4; ++i) {
     codes[2 * i] = bytes[i] & 0xf;
     codes[2 * i + 1] = bytes[i] >> 4;
   }
@@ -37,19 +37,20 @@ uint32_t codes_word(const SourceRow& source, int64_t col) {
 
 Result<void> pack_mxfp4_unit(const MatrixLayout& layout, const RowSource& source, int unit,
                              uint8_t* out) {
-  for (int block = 0; block < layout.num_stages * layout.stage_blocks; ++block) {
+  const int64_t num_blocks = int64_t{layout.num_stages} * layout.stage_blocks;
+  for (int64_t block = 0; block < num_blocks; ++block) {
     uint8_t* stage = out + block / layout.stage_blocks * layout.stage_bytes;
-    const int index = block % layout.stage_blocks;
+    const int64_t index = block % layout.stage_blocks;
     uint8_t* codes = stage + index * kCodeBytes;
-    uint8_t* scales = stage + layout.stage_blocks * kCodeBytes + index * kScaleBytes;
+    uint8_t* scales = stage + int64_t{layout.stage_blocks} * kCodeBytes + index * kScaleBytes;
     for (int row = 0; row < kUnitRows; ++row) {
       const SourceRow from = source(unit, row);
-      const int group = row % kGroups;
-      const int low_or_high = row / kGroups;
-      for (int half = 0; half < 2; ++half) {
+      const int64_t group = row % kGroups;
+      const int64_t low_or_high = row / kGroups;
+      for (int64_t half = 0; half < 2; ++half) {
         const int64_t col = block * 64 + half * 32;
-        const int place = 2 * half + low_or_high;
-        for (int q = 0; q < kQuads; ++q) {
+        const int64_t place = 2 * half + low_or_high;
+        for (int64_t q = 0; q < kQuads; ++q) {
           const uint32_t word = codes_word(from, col + q * kLaneCols);
           std::memcpy(codes + (group * kQuads + q) * 16 + place * 4, &word, 4);
         }
@@ -69,15 +70,15 @@ Result<void> pack_mxfp4_unit(const MatrixLayout& layout, const RowSource& source
 void pack_bf16_unit(const MatrixLayout& layout, const RowSource& source, int unit, uint8_t* out) {
   std::vector<float> values;
   std::vector<uint16_t> row_bits(layout.padded_cols);
-  for (int row = 0; row < kUnitRows; ++row) {
-    const SourceRow from = source(unit, row);
+  for (int64_t row = 0; row < kUnitRows; ++row) {
+    const SourceRow from = source(unit, static_cast<int>(row));
     std::fill(row_bits.begin(), row_bits.end(), 0);
     if (from.matrix != nullptr) {
       values.resize(from.matrix->cols);
       row_to_float(*from.matrix, from.row, values.data());
       for (size_t c = 0; c < values.size(); ++c) row_bits[c] = float_to_bf16(values[c]);
     }
-    for (int block = 0; block < layout.padded_cols / 32; ++block) {
+    for (int64_t block = 0; block < layout.padded_cols / 32; ++block) {
       uint8_t* bytes = out + block * 1024 + row / kGroups * 512;
       std::memcpy(bytes + row % kGroups * kQuads * 16, row_bits.data() + block * 32, 64);
     }

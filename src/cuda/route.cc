@@ -11,8 +11,8 @@ namespace {
 
 // Bytes of the grouping's shared arrays (route_group.cuh), which reuse the row's.
 constexpr size_t kGroupBytes =
-    (2 * kMaxRoutedPairs + kMaxRoutedExperts + 3 * kMaxRoutedPairs / 32) * 4;
-constexpr size_t kDefaultSharedLimit = 48 * 1024;
+    sizeof(uint32_t) * (2 * kMaxRoutedPairs + kMaxRoutedExperts + 3 * kMaxRoutedPairs / 32);
+constexpr size_t kDefaultSharedLimit = size_t{48} * 1024;
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <span>
+#include <utility>
 
 #include "cuda/carver.h"
 #include "cuda/check.h"
@@ -40,8 +41,8 @@ void group_rows(std::span<const int32_t> rows, std::span<const int32_t> adapter_
   const int count = static_cast<int>(rows.size());
   int32_t* order = view.pair_of_choice;
   std::iota(order, order + count, 0);
-  std::stable_sort(order, order + count, [&](int32_t a, int32_t b) {
-    return adapter_of_row[rows[a]] < adapter_of_row[rows[b]];
+  std::sort(order, order + count, [&](int32_t a, int32_t b) {
+    return std::pair(adapter_of_row[rows[a]], a) < std::pair(adapter_of_row[rows[b]], b);
   });
   *view.num_tiles = 0;
   *view.num_segments = 0;
