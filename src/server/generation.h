@@ -66,6 +66,7 @@ struct Sequence {
 struct Generation {
   const api::GenerationRequest request;
   const api::ResponseHead head;
+  const std::string adapter = {};  // empty: the base model
   const std::shared_ptr<Exchange> exchange;
   const int64_t arrival_ns;
   const std::vector<std::vector<int32_t>> prompts;

@@ -103,6 +103,7 @@ Result<void> GenerationService::start(Job& job) {
                          .return_tokens_as_token_ids = request.return_tokens_as_token_ids};
   const std::shared_ptr<Generation> generation(new Generation{.request = std::move(request),
                                                               .head = std::move(head),
+                                                              .adapter = adapter,
                                                               .exchange = job.exchange,
                                                               .arrival_ns = job.arrival_ns,
                                                               .prompts = std::move(prompts),

@@ -11,6 +11,8 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include "server/adapter_metrics.h"
+
 namespace medley::server {
 namespace {
 
@@ -110,6 +112,7 @@ struct Metrics::State {
   Histogram& e2e = build.histogram("vllm:e2e_request_latency_seconds",
                                    "From a request's arrival to its end.", kRequestBuckets);
   std::array<Counter*, kFinishReasons.size()> finished_by_reason;
+  AdapterMetrics adapters{registry, model_name};
 
   std::mutex scrape_mutex;  // below: one scrape at a time
   Gauge* cache_config_series = nullptr;
@@ -119,22 +122,28 @@ struct Metrics::State {
 Metrics::Metrics(const std::string& model_name) : state_(std::make_unique<State>(model_name)) {}
 Metrics::~Metrics() = default;
 
-void Metrics::on_first_token(int64_t num_prompt_tokens, int64_t time_to_first_token_ns) {
+void Metrics::on_first_token(int64_t num_prompt_tokens, int64_t time_to_first_token_ns,
+                             const std::string& adapter) {
   state_->prompt_tokens.Increment(static_cast<double>(num_prompt_tokens));
   state_->time_to_first_token.Observe(to_seconds(time_to_first_token_ns));
+  if (adapter.empty()) return;
+  state_->adapters.on_first_token(adapter, num_prompt_tokens, to_seconds(time_to_first_token_ns));
 }
 
-void Metrics::on_token(int64_t num_tokens) {
+void Metrics::on_token(int64_t num_tokens, const std::string& adapter) {
   state_->generation_tokens.Increment(static_cast<double>(num_tokens));
+  if (!adapter.empty()) state_->adapters.on_token(adapter, num_tokens);
 }
 
-void Metrics::on_inter_token(int64_t latency_ns) {
+void Metrics::on_inter_token(int64_t latency_ns, const std::string& adapter) {
   state_->inter_token.Observe(to_seconds(latency_ns));
+  if (!adapter.empty()) state_->adapters.on_inter_token(adapter, to_seconds(latency_ns));
 }
 
-void Metrics::on_finish(FinishReason reason, int64_t e2e_latency_ns) {
+void Metrics::on_finish(FinishReason reason, int64_t e2e_latency_ns, const std::string& adapter) {
   state_->finished_by_reason[static_cast<size_t>(reason)]->Increment();
   state_->e2e.Observe(to_seconds(e2e_latency_ns));
+  if (!adapter.empty()) state_->adapters.on_finish(adapter, reason);
 }
 
 std::string Metrics::render(const MetricsSnapshot& snapshot) {
@@ -157,12 +166,17 @@ std::string Metrics::render(const MetricsSnapshot& snapshot) {
          {"enable_prefix_caching", engine.prefix_caching ? "True" : "False"}});
     state.cache_config_series->Set(1.0);
   }
+  state.adapters.show(snapshot.adapters);
+  std::vector<std::string> resident;
+  for (const api::ModelCard& card : snapshot.adapters) {
+    if (card.state == "on_device") resident.push_back(card.id);
+  }
   // Exactly one series: routers read the newest, and series that linger would contradict it.
   if (state.lora_series != nullptr) state.lora_info.Remove(state.lora_series);
   state.lora_series = &state.lora_info.Add(
       {{"model_name", state.model_name},
        {"max_lora", std::to_string(snapshot.max_adapters)},
-       {"running_lora_adapters", fmt::format("{}", fmt::join(snapshot.resident_adapters, ","))},
+       {"running_lora_adapters", fmt::format("{}", fmt::join(resident, ","))},
        {"waiting_lora_adapters", fmt::format("{}", fmt::join(engine.waiting_adapters, ","))}});
   state.lora_series->SetToCurrentTime();
   return prometheus::TextSerializer().Serialize(state.registry.Collect());

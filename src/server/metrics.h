@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "api/models.h"
 #include "core/token_event.h"
 #include "engine/engine.h"
 
@@ -14,20 +15,22 @@ namespace medley::server {
 struct MetricsSnapshot {
   EngineStats engine;
   int max_adapters = 0;
-  std::vector<std::string> resident_adapters;
+  std::vector<api::ModelCard> adapters;
 };
 
 // Counters and histograms under vLLM's names (vLLM's docs, "Production metrics"), all labelled with
-// model_name, in Prometheus' text format 0.0.4. Thread-safe.
+// model_name, and medley:adapter_*, in Prometheus' text format 0.0.4. `adapter` is a request's;
+// empty: the base model. Thread-safe.
 class Metrics {
  public:
   explicit Metrics(const std::string& model_name);
   ~Metrics();
 
-  void on_first_token(int64_t num_prompt_tokens, int64_t time_to_first_token_ns);
-  void on_token(int64_t num_tokens);
-  void on_inter_token(int64_t latency_ns);
-  void on_finish(FinishReason reason, int64_t e2e_latency_ns);
+  void on_first_token(int64_t num_prompt_tokens, int64_t time_to_first_token_ns,
+                      const std::string& adapter = {});
+  void on_token(int64_t num_tokens, const std::string& adapter = {});
+  void on_inter_token(int64_t latency_ns, const std::string& adapter = {});
+  void on_finish(FinishReason reason, int64_t e2e_latency_ns, const std::string& adapter = {});
 
   std::string render(const MetricsSnapshot& snapshot);
 

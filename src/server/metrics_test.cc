@@ -58,9 +58,12 @@ TEST(Metrics, NamesAndValues) {
 
 TEST(Metrics, LoraInfoIsOneSeriesWhateverChanges) {
   Metrics metrics("m");
-  metrics.render({.max_adapters = 8, .resident_adapters = {"a"}});
-  const std::string text = metrics.render(
-      {.engine = {.waiting_adapters = {"c"}}, .max_adapters = 8, .resident_adapters = {"a", "b"}});
+  metrics.render({.max_adapters = 8, .adapters = {{.id = "a", .state = "on_device"}}});
+  const std::string text = metrics.render({.engine = {.waiting_adapters = {"c"}},
+                                           .max_adapters = 8,
+                                           .adapters = {{.id = "a", .state = "on_device"},
+                                                        {.id = "b", .state = "on_device"},
+                                                        {.id = "d", .state = "in_host"}}});
   EXPECT_EQ(count(text, "\nvllm:lora_requests_info{"), 1u) << text;
   EXPECT_NE(text.find("max_lora=\"8\""), std::string::npos);
   EXPECT_NE(text.find("running_lora_adapters=\"a,b\""), std::string::npos);
@@ -74,6 +77,31 @@ TEST(Metrics, TheEnginesCountsAreNotCountedTwice) {
       metrics.render({.engine = {.num_preemptions = 5, .num_prefix_cache_hits = 48}});
   EXPECT_TRUE(has_line(text, R"(vllm:num_preemptions_total{model_name="m"} 5)"));
   EXPECT_TRUE(has_line(text, R"(vllm:prefix_cache_hits_total{model_name="m"} 48)"));
+}
+
+TEST(MetricsTest, PerAdapterSeriesAreBounded) {
+  Metrics metrics("base");
+  for (int i = 0; i < 300; ++i) {
+    const std::string name = "a" + std::to_string(i);
+    metrics.on_first_token(10, 1'000'000, name);
+    metrics.on_token(2, name);
+    metrics.on_finish(FinishReason::kLength, 1'000'000, name);
+  }
+  metrics.on_token(2);  // the base model's
+  const std::string text = metrics.render(
+      {.adapters = {{.id = "a0", .num_bytes = 77, .state = "in_host"}, {.id = "a1"}}});
+  const auto has = [&](const std::string& line) { return text.find(line) != std::string::npos; };
+  const std::string base = R"(,model_name="base"} )";
+  EXPECT_TRUE(has(R"(medley:adapter_generation_tokens_total{adapter="a0")" + base + "2"));
+  EXPECT_TRUE(has(R"(medley:adapter_prompt_tokens_total{adapter="a255")" + base + "10"));
+  EXPECT_FALSE(has(R"(adapter="a256")"));
+  EXPECT_TRUE(has(R"(medley:adapter_generation_tokens_total{adapter="*others*")" + base + "88"));
+  EXPECT_TRUE(has(
+      R"(medley:adapter_requests_total{adapter="*others*",finished_reason="length",model_name="base"} 44)"));
+  EXPECT_TRUE(has(R"(medley:adapter_bytes{adapter="a0")" + base + "77"));
+  EXPECT_TRUE(has(R"(medley:adapter_state{adapter="a0",model_name="base",state="in_host"} 1)"));
+  const std::string later = metrics.render({});
+  EXPECT_EQ(later.find("medley:adapter_state{"), std::string::npos);
 }
 
 }  // namespace

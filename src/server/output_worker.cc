@@ -95,7 +95,7 @@ void OutputWorkers::handle(Worker& worker, TokenEvent& event) {
   Generation& generation = *entry.generation;
   Sequence& sequence = generation.sequences[entry.sequence_idx];
   if (event.finish && !sequence.finished && generation.cancelled) {
-    metrics_.on_finish(FinishReason::kAbort, now_ns() - generation.arrival_ns);
+    metrics_.on_finish(FinishReason::kAbort, now_ns() - generation.arrival_ns, generation.adapter);
   }
   if (sequence.finished || generation.cancelled) return;
 
@@ -161,12 +161,12 @@ void OutputWorkers::add_token(Generation& generation, Sequence& sequence, const 
     const bool counts = sequence.choice.index % request.n == 0;
     metrics_.on_first_token(
         counts ? static_cast<int64_t>(generation.prompts[sequence.prompt_idx].size()) : 0,
-        event.time_ns - generation.arrival_ns);
+        event.time_ns - generation.arrival_ns, generation.adapter);
   } else {
-    metrics_.on_inter_token(event.time_ns - sequence.last_token_ns);
+    metrics_.on_inter_token(event.time_ns - sequence.last_token_ns, generation.adapter);
   }
   if (request.is_prompt_only()) return;
-  metrics_.on_token(1);
+  metrics_.on_token(1, generation.adapter);
   sequence.last_token_ns = event.time_ns;
   ++sequence.num_tokens;
   if (request.return_token_ids) sequence.choice.token_ids.push_back(token_id);
@@ -210,7 +210,7 @@ void OutputWorkers::finish(Generation& generation, Sequence& sequence, FinishRea
   sequence.choice.finish_reason = to_string(reason);
   sequence.choice.stop_reason = std::move(stop_reason);
   --generation.num_unfinished;
-  metrics_.on_finish(reason, now_ns() - generation.arrival_ns);
+  metrics_.on_finish(reason, now_ns() - generation.arrival_ns, generation.adapter);
 }
 
 void OutputWorkers::send_chunk(Generation& generation, Sequence& sequence) {
@@ -265,7 +265,7 @@ void OutputWorkers::abandon(Generation& generation, const Error& error) {
   generation.cancelled = true;
   metrics_.on_finish(
       error.code == ErrorCode::kUnavailable ? FinishReason::kAbort : FinishReason::kError,
-      now_ns() - generation.arrival_ns);
+      now_ns() - generation.arrival_ns, generation.adapter);
   for (const Sequence& sequence : generation.sequences) {
     if (!sequence.finished) engine_->abort(sequence.id);
   }

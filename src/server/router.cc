@@ -151,11 +151,9 @@ HttpResponse Router::get_version(const HttpRequest&) {
 }
 
 HttpResponse Router::get_metrics(const HttpRequest&) {
-  MetricsSnapshot snapshot{.engine = parts_.engine.stats(),
-                           .max_adapters = parts_.adapters.max_on_device()};
-  for (const api::ModelCard& card : parts_.adapters.list()) {
-    if (card.state == "on_device") snapshot.resident_adapters.push_back(card.id);
-  }
+  const MetricsSnapshot snapshot{.engine = parts_.engine.stats(),
+                                 .max_adapters = parts_.adapters.max_on_device(),
+                                 .adapters = parts_.adapters.list()};
   return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
           .body = parts_.metrics.render(snapshot)};
 }

@@ -75,6 +75,23 @@ def test_load_use_unload(own, server):
         own.openai().completions.create(model="mine", prompt="x", max_tokens=1)
 
 
+def test_metrics_per_adapter(own):
+    assert load(own, "mine", ADAPTERS / "triage").status_code == 200
+    ask(own, "mine", max_tokens=7)
+    ask(own, "base", max_tokens=7)
+    metrics = own.metrics()
+    mine = ("adapter", "mine")
+    assert metrics["medley:adapter_generation_tokens_total", mine] == 7
+    assert metrics["medley:adapter_requests_total", mine, ("finished_reason", "length")] == 1
+    assert metrics["medley:adapter_time_to_first_token_seconds_count", mine] == 1
+    assert metrics["medley:adapter_inter_token_latency_seconds_count", mine] == 6
+    assert metrics["medley:adapter_state", mine, ("state", "on_device")] == 1
+    assert metrics["medley:adapter_bytes", mine] == adapters(own)["mine"]["bytes"]
+    assert {dict(key[1:]).get("adapter") for key in metrics} == {None, "mine"}
+    assert unload(own, "mine").status_code == 200
+    assert not [key for key in own.metrics() if key[0] == "medley:adapter_state"]
+
+
 def test_reload_in_place_changes_new_requests_only(own, server):
     assert load(own, "mine", ADAPTERS / "triage").status_code == 200
     expected, changed = ask(server, "triage", max_tokens=2000), ask(server, "mood")
