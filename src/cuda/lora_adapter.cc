@@ -140,7 +140,7 @@ void pack_b(const LoraSiteShape& shape, const ModulePlan& plan, int expert, uint
       row_to_float(b, part.offset + at.row, values.data());
       for (int rank = 0; rank < part.pair->rank; ++rank) {
         const int64_t in_block = rank % kRankBlock;
-        const int64_t lane = row % 8 * 4 + in_block / 4;
+        const int64_t lane = int64_t{row} % 8 * 4 + in_block / 4;
         const int64_t word = in_block % 4 / 2 * 2 + row / 8;
         const uint16_t bits = float_to_bf16(values[rank]);
         std::memcpy(
