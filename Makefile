@@ -2,7 +2,7 @@
 JOBS ?= $(shell nproc)
 PYTHON = .venv/bin/python
 
-.PHONY: build demo test lint format clean
+.PHONY: build demo test lint format kernels-bundle clean
 
 build:            ## the CPU server: build/demo/src/apps/medley
 	@tools/bootstrap build
@@ -23,6 +23,9 @@ lint:             ## layers, format, clang-tidy (host files)
 
 format:
 	@git ls-files 'src/*.h' 'src/*.cc' 'src/*.cu' 'src/*.cuh' | xargs clang-format-19 -i
+
+kernels-bundle:   ## the libraries a kernels-only build needs, as one small archive in .carry/
+	@tools/kernels-bundle
 
 clean:
 	rm -rf build

@@ -23,8 +23,9 @@ constexpr int64_t kRetryAfterNs = 1'000'000'000;  // a failed load may be tried 
 
 struct Adapter {
   AdapterInfo info;
-  std::unique_ptr<PackedAdapter> packed;  // kInHost and kOnDevice
-  Error failure;                          // kFailed
+  std::shared_ptr<const PackedAdapter>
+      packed;     // kInHost and kOnDevice; names of one content share it
+  Error failure;  // kFailed
   int64_t failed_at_ns = 0;
   int slot = kNoAdapter;  // kOnDevice
   int num_pins = 0;
@@ -247,7 +248,7 @@ class AdapterStoreImpl : public AdapterStore {
   }
 
   struct Loaded {
-    std::unique_ptr<PackedAdapter> packed;
+    std::shared_ptr<const PackedAdapter> packed;
     int max_rank = 0;
     std::string hash;
     std::vector<std::string> warnings;
@@ -255,9 +256,30 @@ class AdapterStoreImpl : public AdapterStore {
 
   Result<Loaded> read_and_pack(const std::string& path) {
     MEDLEY_TRY_ASSIGN(AdapterWeights weights, read(path));
-    MEDLEY_TRY_ASSIGN(auto packed, backend_.pack_adapter(weights.modules));
+    std::shared_ptr<const PackedAdapter> packed = find_image(weights.hash);
+    if (packed == nullptr) {
+      MEDLEY_TRY_ASSIGN(auto image, backend_.pack_adapter(weights.modules));
+      packed = keep_image(weights.hash, std::move(image));
+    }
     return Loaded{std::move(packed), weights.max_rank, std::move(weights.hash),
                   std::move(weights.warnings)};
+  }
+
+  std::shared_ptr<const PackedAdapter> find_image(const std::string& hash) {
+    std::lock_guard lock(mutex_);
+    const auto found = images_.find(hash);
+    return found == images_.end() ? nullptr : found->second.lock();
+  }
+
+  // The image in use of that content: `image`, unless another loader was faster.
+  std::shared_ptr<const PackedAdapter> keep_image(const std::string& hash,
+                                                  std::shared_ptr<const PackedAdapter> image) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(images_, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<const PackedAdapter>& kept = images_[hash];
+    if (auto other = kept.lock()) return other;
+    kept = image;
+    return image;
   }
 
   Result<AdapterWeights> read(const std::string& path) const {
@@ -360,7 +382,8 @@ class AdapterStoreImpl : public AdapterStore {
   std::condition_variable work_;    // to_load_ or stopping_ changed
   std::condition_variable loaded_;  // some adapter left kLoading
   Adapters adapters_;
-  std::vector<std::shared_ptr<Adapter>> slots_;  // null = free
+  std::map<std::string, std::weak_ptr<const PackedAdapter>> images_;  // by content hash
+  std::vector<std::shared_ptr<Adapter>> slots_;                       // null = free
   std::deque<std::shared_ptr<Adapter>> to_load_;
   bool stopping_ = false;
   std::vector<std::thread> loaders_;

@@ -170,6 +170,20 @@ TEST_F(AdapterStoreTest, DeviceMemoryShort) {
   EXPECT_EQ(wait_for("a").error().code, ErrorCode::kOverloaded);
 }
 
+TEST_F(AdapterStoreTest, NamesOfOneContentShareOneImage) {
+  make_store({.max_loras = 4});
+  copy_adapter("copy");
+  const auto first = store_->load("a", good_path());
+  const auto second = store_->load("b", (folder_ / "copy").string());
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(first->hash, second->hash);
+  EXPECT_EQ(backend_.num_live, 1);
+  ASSERT_TRUE(store_->unload("a").ok());
+  EXPECT_EQ(backend_.num_live, 1) << "the other name still needs it";
+  ASSERT_TRUE(store_->unload("b").ok());
+  EXPECT_EQ(backend_.num_live, 0);
+}
+
 TEST_F(AdapterStoreTest, UnloadFreesHostMemoryOnceTheDeviceIsDone) {
   make_store({.max_loras = 2});
   ASSERT_TRUE(store_->load("a", good_path()).ok());

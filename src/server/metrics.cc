@@ -111,6 +111,15 @@ struct Metrics::State {
                                            "Between tokens of one request.", kInterTokenBuckets);
   Histogram& e2e = build.histogram("vllm:e2e_request_latency_seconds",
                                    "From a request's arrival to its end.", kRequestBuckets);
+  Histogram& queue_time =
+      build.histogram("vllm:request_queue_time_seconds",
+                      "From a request's arrival to its first step.", kRequestBuckets);
+  Histogram& prefill_time =
+      build.histogram("vllm:request_prefill_time_seconds",
+                      "From a request's first step to its first token.", kRequestBuckets);
+  Histogram& decode_time =
+      build.histogram("vllm:request_decode_time_seconds",
+                      "From a request's first token to its last.", kRequestBuckets);
   std::array<Counter*, kFinishReasons.size()> finished_by_reason;
   AdapterMetrics adapters{registry, model_name};
 
@@ -138,6 +147,12 @@ void Metrics::on_token(int64_t num_tokens, const std::string& adapter) {
 void Metrics::on_inter_token(int64_t latency_ns, const std::string& adapter) {
   state_->inter_token.Observe(to_seconds(latency_ns));
   if (!adapter.empty()) state_->adapters.on_inter_token(adapter, to_seconds(latency_ns));
+}
+
+void Metrics::on_phases(const RequestPhases& phases) {
+  state_->queue_time.Observe(to_seconds(phases.queue_ns));
+  state_->prefill_time.Observe(to_seconds(phases.prefill_ns));
+  state_->decode_time.Observe(to_seconds(phases.decode_ns));
 }
 
 void Metrics::on_finish(FinishReason reason, int64_t e2e_latency_ns, const std::string& adapter) {

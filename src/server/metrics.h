@@ -18,6 +18,13 @@ struct MetricsSnapshot {
   std::vector<api::ModelCard> adapters;
 };
 
+// How long a request that gave a token was in each phase.
+struct RequestPhases {
+  int64_t queue_ns = 0;    // from its arrival to its first step
+  int64_t prefill_ns = 0;  // from there to its first token
+  int64_t decode_ns = 0;   // from there to its last token
+};
+
 // Counters and histograms under vLLM's names (vLLM's docs, "Production metrics"), all labelled with
 // model_name, and medley:adapter_*, in Prometheus' text format 0.0.4. `adapter` is a request's;
 // empty: the base model. Thread-safe.
@@ -30,6 +37,7 @@ class Metrics {
                       const std::string& adapter = {});
   void on_token(int64_t num_tokens, const std::string& adapter = {});
   void on_inter_token(int64_t latency_ns, const std::string& adapter = {});
+  void on_phases(const RequestPhases& phases);
   void on_finish(FinishReason reason, int64_t e2e_latency_ns, const std::string& adapter = {});
 
   std::string render(const MetricsSnapshot& snapshot);

@@ -56,6 +56,17 @@ TEST(Metrics, NamesAndValues) {
   EXPECT_NE(text.find("enable_prefix_caching=\"True\""), std::string::npos);
 }
 
+TEST(Metrics, PhasesOfARequest) {
+  Metrics metrics("m");
+  metrics.on_phases(
+      {.queue_ns = 250'000'000, .prefill_ns = 500'000'000, .decode_ns = 2'000'000'000});
+  const std::string text = metrics.render({});
+  EXPECT_TRUE(has_line(text, R"(vllm:request_queue_time_seconds_sum{model_name="m"} 0.25)"));
+  EXPECT_TRUE(has_line(text, R"(vllm:request_prefill_time_seconds_sum{model_name="m"} 0.5)"));
+  EXPECT_TRUE(has_line(text, R"(vllm:request_decode_time_seconds_sum{model_name="m"} 2)"));
+  EXPECT_TRUE(has_line(text, R"(vllm:request_decode_time_seconds_count{model_name="m"} 1)"));
+}
+
 TEST(Metrics, LoraInfoIsOneSeriesWhateverChanges) {
   Metrics metrics("m");
   metrics.render({.max_adapters = 8, .adapters = {{.id = "a", .state = "on_device"}}});

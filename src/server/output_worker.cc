@@ -162,6 +162,8 @@ void OutputWorkers::add_token(Generation& generation, Sequence& sequence, const 
     metrics_.on_first_token(
         counts ? static_cast<int64_t>(generation.prompts[sequence.prompt_idx].size()) : 0,
         event.time_ns - generation.arrival_ns, generation.adapter);
+    sequence.scheduled_ns = event.scheduled_ns;
+    sequence.first_token_ns = event.time_ns;
   } else {
     metrics_.on_inter_token(event.time_ns - sequence.last_token_ns, generation.adapter);
   }
@@ -210,6 +212,11 @@ void OutputWorkers::finish(Generation& generation, Sequence& sequence, FinishRea
   sequence.choice.finish_reason = to_string(reason);
   sequence.choice.stop_reason = std::move(stop_reason);
   --generation.num_unfinished;
+  if (sequence.num_tokens > 0) {
+    metrics_.on_phases({.queue_ns = sequence.scheduled_ns - generation.arrival_ns,
+                        .prefill_ns = sequence.first_token_ns - sequence.scheduled_ns,
+                        .decode_ns = sequence.last_token_ns - sequence.first_token_ns});
+  }
   metrics_.on_finish(reason, now_ns() - generation.arrival_ns, generation.adapter);
 }
 

@@ -87,6 +87,10 @@ def test_metrics_count(server):
     assert grown("vllm:time_to_first_token_seconds_count") == 1
     assert grown("vllm:inter_token_latency_seconds_count") == 6
     assert grown("vllm:e2e_request_latency_seconds_count") == 1
+    seconds = {name: grown(f"vllm:{name}_seconds_sum") for name in (
+        "time_to_first_token", "request_queue_time", "request_prefill_time", "request_decode_time", "inter_token_latency")}
+    assert seconds["request_queue_time"] + seconds["request_prefill_time"] == pytest.approx(seconds["time_to_first_token"])
+    assert seconds["request_decode_time"] == pytest.approx(seconds["inter_token_latency"])
     assert after[("vllm:num_requests_running",)] == 0
     lora = [key for key in after if key[0] == "vllm:lora_requests_info"]
     assert len(lora) == 1
