@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -57,8 +58,8 @@ struct SampleOutput {
       : token_ids(max_seqs),
         logprobs(max_seqs),
         ranks(max_seqs),
-        top_ids(max_seqs * kMaxTopLogprobs),
-        top_logprobs(max_seqs * kMaxTopLogprobs) {}
+        top_ids(size_t{kMaxTopLogprobs} * max_seqs),
+        top_logprobs(size_t{kMaxTopLogprobs} * max_seqs) {}
   std::vector<int32_t> token_ids;
   std::vector<float> logprobs;   // where asked for, as all below
   std::vector<int32_t> ranks;    // the token's place by falling logit, from 1; ties: lower id first
