@@ -22,9 +22,11 @@ namespace {
 constexpr int64_t kRetryAfterNs = 1'000'000'000;  // a failed load may be tried again after this
 
 struct Adapter {
+  Adapter(const std::string& name, const std::string& path) : info{.name = name, .path = path} {}
+
   AdapterInfo info;
-  std::shared_ptr<const PackedAdapter>
-      packed;     // kInHost and kOnDevice; names of one content share it
+  // kInHost and kOnDevice; names of one content share it.
+  std::shared_ptr<const PackedAdapter> packed;
   Error failure;  // kFailed
   int64_t failed_at_ns = 0;
   int slot = kNoAdapter;  // kOnDevice
@@ -56,9 +58,7 @@ class AdapterStoreImpl : public AdapterStore {
   Result<AdapterInfo> load(const std::string& name, const std::string& path,
                            const AdapterLoadOptions& options) override {
     MEDLEY_TRY(check_adapter_name(name));
-    auto adapter = std::make_shared<Adapter>();
-    adapter->info.name = name;
-    adapter->info.path = path;
+    auto adapter = std::make_shared<Adapter>(name, path);
     std::unique_lock lock(mutex_);
     MEDLEY_TRY(check_name_is_free(name, options.in_place));
     if (options.read || options.in_place) {
@@ -122,7 +122,9 @@ class AdapterStoreImpl : public AdapterStore {
     lock.unlock();
     MEDLEY_TRY_ASSIGN(const std::string path, find_under_root(options_.adapter_root, name));
     lock.lock();
-    if (!adapters_.contains(name)) add(name, path);
+    if (!adapters_.contains(name)) {
+      adapters_.emplace(name, std::make_shared<Adapter>(name, path));
+    }
     return {};
   }
 
@@ -203,13 +205,6 @@ class AdapterStoreImpl : public AdapterStore {
                  fmt::format("{} adapters are pinned and there are {} slots; one must stay free",
                              num_others, options_.max_loras),
                  "pin"};
-  }
-
-  void add(const std::string& name, const std::string& path) {
-    auto adapter = std::make_shared<Adapter>();
-    adapter->info.name = name;
-    adapter->info.path = path;
-    adapters_.emplace(name, std::move(adapter));
   }
 
   // A forgotten adapter's slot is emptied by the engine thread once nobody uses it, its load's

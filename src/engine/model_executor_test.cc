@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "backend/testing/unused_backend.h"
+
 namespace medley {
 namespace {
 
@@ -72,10 +74,10 @@ struct FakeForward final : Model {
 };
 
 // Offers what an executor needs and nothing else.
-class FakeBackend final : public Backend {
+class FakeBackend final : public testing::UnusedBackend {
  public:
+  using UnusedBackend::plan;
   explicit FakeBackend(Recording& r) : recording_(r) {}
-  std::string name() const override { return "fake"; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<FakeStream>(); }
   std::unique_ptr<Event> make_event() override { return std::make_unique<FakeEvent>(recording_); }
   Result<std::unique_ptr<Step>> make_step(const StepDesc& desc) override {
@@ -88,36 +90,7 @@ class FakeBackend final : public Backend {
     return std::unique_ptr<Sampler>(std::make_unique<FakeSampler>(recording_));
   }
 
-  Result<std::unique_ptr<Buffer>> allocate(size_t) override { return unused(); }
-  Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheDesc&) override { return unused(); }
-  Result<std::unique_ptr<Routing>> make_routing(const RoutingDesc&) override { return unused(); }
-  using Packed = Result<std::unique_ptr<PackedWeight>>;
-  Packed pack_embedding(const MatrixView&) override { return unused(); }
-  Packed pack_vector(const VectorView&) override { return unused(); }
-  Packed pack_linear(const LinearWeights&) override { return unused(); }
-  Packed pack_experts(const ExpertGateUpWeights&) override { return unused(); }
-  Packed pack_experts(const ExpertDownWeights&) override { return unused(); }
-  Result<void> make_lora_table(const LoraTableDesc&) override { return unused(); }
-  Result<std::unique_ptr<PackedAdapter>> pack_adapter(std::span<const LoraModuleWeights>) override {
-    return unused();
-  }
-  Result<void> set_adapter(int, const PackedAdapter&, Stream&) override { return unused(); }
-  void clear_adapter(int, Stream&) override {}
-  Result<std::unique_ptr<Embed>> plan(const EmbedDesc&) override { return unused(); }
-  Result<std::unique_ptr<AddNorm>> plan(const AddNormDesc&) override { return unused(); }
-  Result<std::unique_ptr<Linear>> plan(const LinearDesc&) override { return unused(); }
-  Result<std::unique_ptr<QkNormRopeAppend>> plan(const QkNormRopeAppendDesc&) override {
-    return unused();
-  }
-  Result<std::unique_ptr<Attention>> plan(const AttentionDesc&) override { return unused(); }
-  Result<std::unique_ptr<AddNormRoute>> plan(const AddNormRouteDesc&) override { return unused(); }
-  Result<std::unique_ptr<MoeGateUp>> plan(const MoeGateUpDesc&) override { return unused(); }
-  Result<std::unique_ptr<MoeDown>> plan(const MoeDownDesc&) override { return unused(); }
-  Result<std::unique_ptr<DenseMlp>> plan(const DenseMlpDesc&) override { return unused(); }
-  Result<std::unique_ptr<LmHead>> plan(const LmHeadDesc&) override { return unused(); }
-
  private:
-  static Error unused() { return internal_error("an executor does not use this"); }
   Recording& recording_;
 };
 
