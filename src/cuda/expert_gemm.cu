@@ -35,6 +35,13 @@ __device__ __forceinline__ void write_unit(const ExpertGemmParams& p, const Rout
           static_cast<__nv_bfloat16*>(p.out)[offset + row] =
               __float2bfloat16_rn(gate_times_up(p, low, high));
         }
+      } else if constexpr (kRole == GemmRole::kGateUpRaw) {
+        const int row = unit * (kUnitRows / 2) + lane / 4;
+        if (row < p.out_size) {
+          auto* out = static_cast<__nv_bfloat16*>(p.out) + 2 * offset + row;
+          out[0] = __float2bfloat16_rn(low);
+          out[p.out_size] = __float2bfloat16_rn(high);
+        }
       } else {
         const int row = unit * kUnitRows + lane / 4;
         const auto store = [&](int at, float value) {
@@ -309,17 +316,16 @@ void launch_form(bool lora, const ExpertGemmConfig& config, const ExpertGemmPara
   const LaunchShape shape = {.grid = dim3(num_blocks),
                              .block = dim3(config.num_warps * kWarpSize),
                              .shared_bytes = config.shared_bytes};
-  const auto kernel =
-      lora ? expert_gemm_kernel<kFormat, kRole, true> : expert_gemm_kernel<kFormat, kRole, false>;
-  static const bool allowed = [] {
-    allow_all_shared_memory(
-        reinterpret_cast<const void*>(expert_gemm_kernel<kFormat, kRole, false>));
-    allow_all_shared_memory(
-        reinterpret_cast<const void*>(expert_gemm_kernel<kFormat, kRole, true>));
+  constexpr bool kHasLora = kRole != GemmRole::kGateUpRaw;
+  const auto base = expert_gemm_kernel<kFormat, kRole, false>;
+  const auto with_lora = expert_gemm_kernel<kFormat, kRole, kHasLora>;
+  static const bool allowed = [&] {
+    allow_all_shared_memory(reinterpret_cast<const void*>(base));
+    allow_all_shared_memory(reinterpret_cast<const void*>(with_lora));
     return true;
   }();
   static_cast<void>(allowed);
-  launch(kernel, shape, stream, params, config);
+  launch(lora ? with_lora : base, shape, stream, params, config);
 }
 
 void launch_expert_gemm(GemmRole role, bool lora, const ExpertGemmConfig& config,
@@ -331,6 +337,11 @@ void launch_expert_gemm(GemmRole role, bool lora, const ExpertGemmConfig& config
                                                                           num_blocks, stream)
                    : launch_form<StreamFormat::kBF16, GemmRole::kGateUp>(lora, config, params,
                                                                          num_blocks, stream);
+    case GemmRole::kGateUpRaw:
+      return mxfp4 ? launch_form<StreamFormat::kMxfp4, GemmRole::kGateUpRaw>(lora, config, params,
+                                                                             num_blocks, stream)
+                   : launch_form<StreamFormat::kBF16, GemmRole::kGateUpRaw>(lora, config, params,
+                                                                            num_blocks, stream);
     case GemmRole::kDown:
       return mxfp4 ? launch_form<StreamFormat::kMxfp4, GemmRole::kDown>(lora, config, params,
                                                                         num_blocks, stream)

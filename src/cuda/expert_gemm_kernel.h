@@ -18,6 +18,8 @@ namespace medley::cuda {
 // epilogue.
 enum class GemmRole : uint8_t {
   kGateUp,  // x by row; unit u = gate rows 8 u .. 8 u + 7, then the same up rows; out by pair
+  // As kGateUp without LoRA and activation: (pairs, 2 out_size), a pair's gate before its up.
+  kGateUpRaw,
   kDown,    // x by pair; unit u = rows 16 u .. 16 u + 15; out by pair
   kDense,   // x and out by row; one expert
   kLogits,  // as kDense, x by logit row, out float32
