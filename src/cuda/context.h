@@ -2,6 +2,7 @@
 
 #include "cuda/lora_adapter.h"
 #include "cuda/memory.h"
+#include "cuda/step.h"
 #include "cuda/stream.h"
 
 namespace medley::cuda {
@@ -11,11 +12,17 @@ struct Context {
   int num_sms = 0;
   size_t shared_limit = 0;  // dynamic shared memory of a block of expert_gemm
   LoraTable lora;
-  DeviceBuffer shrink_out;  // (kMaxRoutedPairs, kShrinkStride) bfloat16
+  DeviceBuffer shrink_out;          // (pairs, kShrinkStride) bfloat16
+  DeviceBuffer last_token_of_slot;  // (kMaxSamplerSlots) int32: what each sampler slot sampled last
+  std::vector<std::unique_ptr<StepPlanner>> planners;
+
+  // Makes room for a step of `max_pairs` pairs. At start-up only: recorded graphs hold the address.
+  Result<void> reserve_pairs(int max_pairs);
 };
 
 // q, k and v may each have an A of the largest rank.
 inline constexpr int kShrinkStride = 3 * kMaxRank;
+inline constexpr int kMaxSamplerSlots = 4096;
 
 Result<std::unique_ptr<AddNorm>> plan_add_norm(const AddNormDesc& desc);
 Result<std::unique_ptr<AddNormRoute>> plan_add_norm_route(const AddNormRouteDesc& desc);

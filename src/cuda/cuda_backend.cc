@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cuda/check.h"
 #include "cuda/context.h"
 #include "cuda/packed_weights.h"
@@ -39,9 +41,9 @@ class CudaBackend : public Backend {
     backend->name_ = fmt::format("cuda ({})", properties.name);
     backend->context_.num_sms = properties.multiProcessorCount;
     backend->context_.shared_limit = properties.sharedMemPerBlockOptin - kReservedShared;
-    MEDLEY_TRY_ASSIGN(backend->context_.shrink_out,
-                      DeviceBuffer::allocate(size_t{kMaxRoutedPairs} * kShrinkStride * 2));
-    backend->context_.shrink_out.fill_zero();
+    MEDLEY_TRY_ASSIGN(backend->context_.last_token_of_slot,
+                      DeviceBuffer::allocate(kMaxSamplerSlots * sizeof(int32_t)));
+    backend->context_.last_token_of_slot.fill_zero();
     return std::unique_ptr<Backend>(std::move(backend));
   }
 
@@ -53,14 +55,16 @@ class CudaBackend : public Backend {
     return std::unique_ptr<Buffer>(std::make_unique<DeviceBuffer>(std::move(buffer)));
   }
   Result<std::unique_ptr<Step>> make_step(const StepDesc& desc) override {
-    return std::unique_ptr<Step>(std::make_unique<CudaStep>(desc));
+    MEDLEY_TRY(context_.reserve_pairs(padded_rows(std::max(desc.max_rows, desc.max_seqs))));
+    return std::unique_ptr<Step>(std::make_unique<CudaStep>(desc, context_.planners));
   }
   Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheDesc&) override {
     return not_yet("the key-value cache");
   }
   Result<std::unique_ptr<Routing>> make_routing(const RoutingDesc& desc) override {
-    return std::unique_ptr<Routing>(
-        std::make_unique<CudaRouting>(desc.max_rows * desc.moe.experts_per_token));
+    const int max_pairs = padded_rows(desc.max_rows) * desc.moe.experts_per_token;
+    MEDLEY_TRY(context_.reserve_pairs(max_pairs));
+    return std::unique_ptr<Routing>(std::make_unique<CudaRouting>(max_pairs));
   }
 
   Result<std::unique_ptr<PackedWeight>> pack_embedding(const MatrixView&) override {

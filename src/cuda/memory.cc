@@ -50,4 +50,12 @@ void DeviceBuffer::fill_zero() {
   if (num_bytes_ > 0) MEDLEY_CUDA_CHECK(cudaMemset(data_, 0, num_bytes_));
 }
 
+PinnedBuffer::PinnedBuffer(size_t num_bytes) {
+  void* data = nullptr;
+  MEDLEY_CUDA_CHECK(cudaMallocHost(&data, num_bytes));
+  data_ = static_cast<std::byte*>(data);
+}
+
+PinnedBuffer::~PinnedBuffer() { cudaFreeHost(data_); }
+
 }  // namespace medley::cuda

@@ -38,4 +38,17 @@ class DeviceBuffer : public Buffer {
   size_t num_bytes_ = 0;
 };
 
+// Page-locked host memory, which the device can read and write while the host goes on.
+class PinnedBuffer {
+ public:
+  explicit PinnedBuffer(size_t num_bytes);
+  ~PinnedBuffer();
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  std::byte* data() { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+};
+
 }  // namespace medley::cuda

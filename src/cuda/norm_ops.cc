@@ -24,7 +24,7 @@ RowDelta row_delta(AddNormDesc::Delta delta) {
 AddNormParams make_params(const AddNormDesc& desc, const AddNormArgs& args, const CudaStep& step) {
   const auto& norm = static_cast<const CudaVector&>(*args.norm);
   MEDLEY_CHECK_EQ(norm.size, desc.hidden_size);
-  AddNormParams params = {.num_rows = step.device_num_rows(),
+  AddNormParams params = {.num_rows = step.device().num_rows,
                           .residual = args.residual.as<__nv_bfloat16>(),
                           .delta = args.delta.as<__nv_bfloat16>(),
                           .weight = norm.values.as<float>(),
@@ -44,9 +44,9 @@ class CudaAddNorm : public AddNorm {
       : desc_(desc), config_(config) {}
   void run(const AddNormArgs& args, const Step& step, Stream& stream) override {
     const auto& cuda_step = static_cast<const CudaStep&>(step);
-    if (step.num_rows() == 0) return;
+    if (cuda_step.launch_rows() == 0) return;
     launch_add_norm(row_delta(desc_.delta), config_, make_params(desc_, args, cuda_step),
-                    step.num_rows(), cuda_stream(stream));
+                    cuda_step.launch_rows(), cuda_stream(stream));
   }
 
  private:
@@ -69,13 +69,13 @@ class CudaAddNormRoute : public AddNormRoute {
         .norm = make_params(desc_.add_norm, args.add_norm, cuda_step),
         .router = router.weights.as<uint8_t>(),
         .router_bias = router.bias.as<float>(),
-        .adapter_of_row = cuda_step.adapter_of_row(),
+        .adapter_of_row = cuda_step.device().adapter_of_row,
         .routing = routing.view(),
         .layout = router.layout,
         .num_experts = moe.num_experts,
         .experts_per_token = moe.experts_per_token,
         .weights = of_all ? RouteWeights::kSoftmaxOfAll : RouteWeights::kSoftmaxOfChosen};
-    const int rows = std::max(1, step.num_rows());
+    const int rows = std::max(1, cuda_step.launch_rows());
     launch_add_norm_route(row_delta(desc_.add_norm.delta), select_route(desc_, rows).value(),
                           params, rows, cuda_stream(stream));
   }

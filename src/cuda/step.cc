@@ -11,13 +11,14 @@
 namespace medley::cuda {
 namespace {
 
-struct StepArrays {
-  int32_t* num_rows = nullptr;
-  int32_t* adapter_of_row = nullptr;
-  RoutingView rows;
-  RoutingView logit_rows;
-};
+constexpr int kFewRows = 8;    // padded to powers of two
+constexpr int kSomeRows = 64;  // to multiples of 8
+constexpr int kSomeStep = 8;
+constexpr int kManyStep = 32;
 
+int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// pair_of_choice has a place for every pair; expert weights and choices are not used.
 RoutingView carve_rows(Carver& carver, int count) {
   return {.num_tiles = carver.take<int32_t>(1),
           .num_segments = carver.take<int32_t>(1),
@@ -27,11 +28,45 @@ RoutingView carve_rows(Carver& carver, int count) {
           .pair_of_choice = carver.take<int32_t>(count)};
 }
 
-StepArrays carve(Carver& carver, const StepDesc& desc) {
+StepArrays carve(Carver& carver, int rows, int seqs) {
   return {.num_rows = carver.take<int32_t>(1),
-          .adapter_of_row = carver.take<int32_t>(desc.max_rows),
-          .rows = carve_rows(carver, desc.max_rows),
-          .logit_rows = carve_rows(carver, desc.max_seqs)};
+          .num_seqs = carver.take<int32_t>(1),
+          .num_logit_rows = carver.take<int32_t>(1),
+          .token_ids = carver.take<int32_t>(rows),
+          .positions = carver.take<int32_t>(rows),
+          .seq_of_row = carver.take<int32_t>(rows),
+          .adapter_of_row = carver.take<int32_t>(rows),
+          .q_indptr = carver.take<int32_t>(seqs + 1),
+          .kv_lens = carver.take<int32_t>(seqs),
+          .page_indptr = carver.take<int32_t>(seqs + 1),
+          .sampler_slots = carver.take<int32_t>(seqs),
+          .logit_rows = carver.take<int32_t>(seqs),
+          .logit_seqs = carver.take<int32_t>(seqs),
+          .logit_targets = carver.take<int32_t>(seqs),
+          .rows = carve_rows(carver, rows),
+          .selected = carve_rows(carver, seqs)};
+}
+
+struct StepLayout {
+  StepArrays decode;
+  StepArrays any;
+  size_t decode_bytes = 0;  // the decode arrays come first, the others follow
+  size_t any_bytes = 0;
+  size_t pages_offset = 0;
+  size_t num_bytes = 0;
+};
+
+StepLayout lay_out(std::byte* base, const StepDesc& desc) {
+  StepLayout layout;
+  Carver carver(base);
+  layout.decode = carve(carver, std::min(desc.max_rows, desc.max_seqs), desc.max_seqs);
+  layout.decode_bytes = carver.num_bytes();
+  layout.any = carve(carver, desc.max_rows, desc.max_seqs);
+  layout.any_bytes = carver.num_bytes() - layout.decode_bytes;
+  layout.pages_offset = carver.num_bytes();
+  layout.decode.page_ids = layout.any.page_ids = carver.take<int32_t>(desc.max_pages);
+  layout.num_bytes = carver.num_bytes();
+  return layout;
 }
 
 // Sorts `rows` by the adapter of each and lists the tiles and segments; pair_of_choice[i] is where
@@ -64,52 +99,87 @@ void group_rows(std::span<const int32_t> rows, std::span<const int32_t> adapter_
   }
 }
 
+void fill(const StepInputs& inputs, StepArrays& arrays) {
+  *arrays.num_rows = inputs.num_rows();
+  *arrays.num_seqs = inputs.num_seqs();
+  *arrays.num_logit_rows = inputs.num_logit_rows();
+  std::ranges::copy(inputs.token_ids, arrays.token_ids);
+  std::ranges::copy(inputs.positions, arrays.positions);
+  std::ranges::copy(inputs.seq_of_row, arrays.seq_of_row);
+  std::ranges::copy(inputs.adapter_of_row, arrays.adapter_of_row);
+  std::ranges::copy(inputs.q_indptr, arrays.q_indptr);
+  std::ranges::copy(inputs.kv_lens, arrays.kv_lens);
+  std::ranges::copy(inputs.page_indptr, arrays.page_indptr);
+  std::ranges::copy(inputs.page_ids, arrays.page_ids);
+  std::ranges::copy(inputs.sampler_slots, arrays.sampler_slots);
+  std::ranges::copy(inputs.logit_rows, arrays.logit_rows);
+  std::ranges::copy(inputs.logit_seqs, arrays.logit_seqs);
+  if (inputs.logit_targets.empty()) {
+    std::fill_n(arrays.logit_targets, inputs.num_logit_rows(), kSampleToken);
+  } else {
+    std::ranges::copy(inputs.logit_targets, arrays.logit_targets);
+  }
+  std::vector<int32_t> all_rows(inputs.num_rows());
+  std::iota(all_rows.begin(), all_rows.end(), 0);
+  group_rows(all_rows, inputs.adapter_of_row, arrays.rows);
+  group_rows(inputs.logit_rows, inputs.adapter_of_row, arrays.selected);
+}
+
 }  // namespace
 
-PinnedBuffer::PinnedBuffer(size_t num_bytes) {
-  void* data = nullptr;
-  MEDLEY_CUDA_CHECK(cudaMallocHost(&data, num_bytes));
-  data_ = static_cast<std::byte*>(data);
+int padded_rows(int rows) {
+  if (rows <= kFewRows) {
+    int padded = 1;
+    while (padded < rows) padded *= 2;
+    return rows == 0 ? 0 : padded;
+  }
+  return round_up(rows, rows <= kSomeRows ? kSomeStep : kManyStep);
 }
-PinnedBuffer::~PinnedBuffer() { cudaFreeHost(data_); }
 
-CudaStep::CudaStep(const StepDesc& desc) : desc_(desc) {
-  Carver counter(nullptr);
-  carve(counter, desc);
-  device_ = DeviceBuffer::allocate(counter.num_bytes()).value();
-  Carver placer(device_.as<std::byte>());
-  const StepArrays arrays = carve(placer, desc);
-  num_rows_on_device_ = arrays.num_rows;
-  adapter_of_row_ = arrays.adapter_of_row;
-  rows_ = arrays.rows;
-  logit_rows_view_ = arrays.logit_rows;
-  for (int i = 0; i < kStagings; ++i) {
-    stagings_.push_back(std::make_unique<PinnedBuffer>(counter.num_bytes()));
-    copied_.push_back(std::make_unique<CudaEvent>());
+CudaStep::CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepPlanner>>& planners)
+    : desc_(desc), planners_(planners) {
+  const size_t num_bytes = lay_out(nullptr, desc).num_bytes;
+  memory_ = DeviceBuffer::allocate(num_bytes).value();
+  const StepLayout layout = lay_out(memory_.as<std::byte>(), desc);
+  decode_ = layout.decode;
+  any_ = layout.any;
+  decode_bytes_ = layout.decode_bytes;
+  any_bytes_ = layout.any_bytes;
+  pages_offset_ = layout.pages_offset;
+  for (Staging& staging : stagings_) {
+    staging.memory = std::make_unique<PinnedBuffer>(num_bytes);
+    const StepLayout host = lay_out(staging.memory->data(), desc);
+    staging.decode = host.decode;
+    staging.any = host.any;
   }
 }
 
 void CudaStep::update(const StepInputs& inputs, Stream& stream) {
   MEDLEY_CHECK_LE(inputs.num_rows(), desc_.max_rows);
+  MEDLEY_CHECK_LE(inputs.num_seqs(), desc_.max_seqs);
   MEDLEY_CHECK_LE(inputs.num_logit_rows(), desc_.max_seqs);
+  MEDLEY_CHECK_LE(static_cast<int>(inputs.page_ids.size()), desc_.max_pages);
   num_rows_ = inputs.num_rows();
+  num_seqs_ = inputs.num_seqs();
   num_logit_rows_ = inputs.num_logit_rows();
   has_lora_ = std::ranges::any_of(inputs.adapter_of_row, [](int32_t slot) { return slot >= 0; });
+  is_decode_ = num_rows_ == num_seqs_;
 
-  const int staging = next_staging_;
+  Staging& staging = stagings_[next_staging_];
   next_staging_ = (next_staging_ + 1) % kStagings;
-  copied_[staging]->wait();
-  Carver carver(stagings_[staging]->data());
-  StepArrays arrays = carve(carver, desc_);
-  *arrays.num_rows = num_rows_;
-  std::ranges::copy(inputs.adapter_of_row, arrays.adapter_of_row);
-  std::vector<int32_t> all_rows(num_rows_);
-  std::iota(all_rows.begin(), all_rows.end(), 0);
-  group_rows(all_rows, inputs.adapter_of_row, arrays.rows);
-  group_rows(inputs.logit_rows, inputs.adapter_of_row, arrays.logit_rows);
-  MEDLEY_CUDA_CHECK(cudaMemcpyAsync(device_.data(), stagings_[staging]->data(), device_.num_bytes(),
-                                    cudaMemcpyHostToDevice, cuda_stream(stream)));
-  copied_[staging]->record(stream);
+  staging.copied.wait();
+  fill(inputs, is_decode_ ? staging.decode : staging.any);
+  const cudaStream_t on = cuda_stream(stream);
+  const auto copy = [&](size_t offset, size_t num_bytes) {
+    if (num_bytes == 0) return;
+    MEDLEY_CUDA_CHECK(cudaMemcpyAsync(memory_.as<std::byte>(offset),
+                                      staging.memory->data() + offset, num_bytes,
+                                      cudaMemcpyHostToDevice, on));
+  };
+  copy(is_decode_ ? 0 : decode_bytes_, is_decode_ ? decode_bytes_ : any_bytes_);
+  copy(pages_offset_, inputs.page_ids.size_bytes());
+  staging.copied.record(stream);
+  for (const auto& planner : planners_) planner->plan(inputs, *this, on);
 }
 
 }  // namespace medley::cuda

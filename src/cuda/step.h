@@ -1,6 +1,7 @@
 #pragma once
 
-#include <vector>
+#include <array>
+#include <memory>
 
 #include "backend/backend.h"
 #include "cuda/memory.h"
@@ -9,52 +10,88 @@
 
 namespace medley::cuda {
 
-// Page-locked host memory, which the device can read while the host goes on.
-class PinnedBuffer {
- public:
-  explicit PinnedBuffer(size_t num_bytes);
-  ~PinnedBuffer();
-  PinnedBuffer(const PinnedBuffer&) = delete;
-  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
-  std::byte* data() { return data_; }
+// What grids, configurations and graphs are sized by: so that few graphs serve all batches, and a
+// row's result depends on the padded batch alone. Multiples of 32 from 64 rows on.
+int padded_rows(int rows);
 
- private:
-  std::byte* data_ = nullptr;
+// Works out, on the host, what an op needs of a step beyond its arrays (attention's split of the
+// work), and enqueues its copy to the device.
+class StepPlanner {
+ public:
+  virtual ~StepPlanner() = default;
+  virtual void plan(const StepInputs& inputs, const class CudaStep& step, cudaStream_t stream) = 0;
 };
 
-// The inputs of a step on the device, and rows grouped by adapter for the dense projections: to the
-// kernels a dense weight is one expert. Not thread-safe.
+// A step's inputs on the device, as StepInputs has them. A decode step's arrays always lie at the
+// same addresses, so a graph recorded for one serves others.
+struct StepArrays {
+  int32_t* num_rows = nullptr;
+  int32_t* num_seqs = nullptr;
+  int32_t* num_logit_rows = nullptr;
+  int32_t* token_ids = nullptr;       // (rows) or kTokenFromSampler
+  int32_t* positions = nullptr;       // (rows)
+  int32_t* seq_of_row = nullptr;      // (rows)
+  int32_t* adapter_of_row = nullptr;  // (rows)
+  int32_t* q_indptr = nullptr;        // (seqs + 1)
+  int32_t* kv_lens = nullptr;         // (seqs)
+  int32_t* page_indptr = nullptr;     // (seqs + 1)
+  int32_t* page_ids = nullptr;        // (pages)
+  int32_t* sampler_slots = nullptr;   // (seqs)
+  int32_t* logit_rows = nullptr;      // (selected)
+  int32_t* logit_seqs = nullptr;      // (selected)
+  int32_t* logit_targets = nullptr;   // (selected) kSampleToken or a known token
+  // Rows grouped by adapter: to the kernels a dense weight is one expert, whose "pairs" are the
+  // rows of the step, or the selected rows. The latter's row_of_pair gives the row to read, and its
+  // pair_of_choice the row of the logits to write.
+  RoutingView rows;
+  RoutingView selected;
+};
+
+// Not thread-safe.
 class CudaStep : public Step {
  public:
-  explicit CudaStep(const StepDesc& desc);
+  // `planners` are asked at every update, in order; more may be appended later. They and the vector
+  // must outlive the step.
+  CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepPlanner>>& planners);
 
   void update(const StepInputs& inputs, Stream& stream) override;
   int num_rows() const override { return num_rows_; }
   int num_logit_rows() const override { return num_logit_rows_; }
 
+  const StepDesc& desc() const { return desc_; }
+  int num_seqs() const { return num_seqs_; }
+  int launch_rows() const { return padded_rows(num_rows_); }
+  int launch_logit_rows() const { return padded_rows(num_logit_rows_); }
   bool has_lora() const { return has_lora_; }
-  const int32_t* device_num_rows() const { return num_rows_on_device_; }
-  const int32_t* adapter_of_row() const { return adapter_of_row_; }
-  // Row of each "pair": the rows of the step, and the selected rows. The latter's row_of_pair gives
-  // the row to read, and its pair_of_choice the row of the logits to write.
-  const RoutingView& rows() const { return rows_; }
-  const RoutingView& logit_rows() const { return logit_rows_view_; }
+  // One row a sequence, and no more sequences than StepDesc::max_seqs.
+  bool is_decode() const { return is_decode_; }
+  const StepArrays& device() const { return is_decode_ ? decode_ : any_; }
 
  private:
   static constexpr int kStagings = 2;  // the step before may still be copying
 
-  StepDesc desc_;
+  struct Staging {
+    std::unique_ptr<PinnedBuffer> memory;
+    StepArrays decode;
+    StepArrays any;
+    CudaEvent copied;
+  };
+
+  const StepDesc desc_;
+  const std::vector<std::unique_ptr<StepPlanner>>& planners_;
   int num_rows_ = 0;
+  int num_seqs_ = 0;
   int num_logit_rows_ = 0;
   bool has_lora_ = false;
-  DeviceBuffer device_;
-  std::vector<std::unique_ptr<PinnedBuffer>> stagings_;
-  std::vector<std::unique_ptr<CudaEvent>> copied_;
+  bool is_decode_ = false;
+  DeviceBuffer memory_;
+  StepArrays decode_;
+  StepArrays any_;
+  size_t decode_bytes_ = 0;
+  size_t any_bytes_ = 0;
+  size_t pages_offset_ = 0;
+  std::array<Staging, kStagings> stagings_;
   int next_staging_ = 0;
-  int32_t* num_rows_on_device_ = nullptr;
-  int32_t* adapter_of_row_ = nullptr;
-  RoutingView rows_;
-  RoutingView logit_rows_view_;
 };
 
 }  // namespace medley::cuda

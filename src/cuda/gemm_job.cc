@@ -1,0 +1,75 @@
+#include "cuda/gemm_job.h"
+
+#include <fmt/format.h>
+
+#include "cuda/lora_shrink.h"
+
+namespace medley::cuda {
+
+Result<void> check_type(const char* op, DType dtype) {
+  if (dtype == DType::kBF16) return {};
+  return unsupported(
+      fmt::format("{} on CUDA: activations are bfloat16, found {}", op, to_string(dtype)));
+}
+
+Result<void> check_fits(const Context& context, const MatrixLayout& layout, int in_size) {
+  const Result<ExpertGemmConfig> config = select_expert_gemm(
+      {.layout = layout, .in_size = in_size, .lora = true, .shared_limit = context.shared_limit});
+  if (!config.ok()) return config.error();
+  return {};
+}
+
+Result<void> Context::reserve_pairs(int max_pairs) {
+  const size_t num_bytes = static_cast<size_t>(max_pairs) * kShrinkStride * sizeof(uint16_t);
+  if (num_bytes <= shrink_out.num_bytes()) return {};
+  MEDLEY_TRY_ASSIGN(shrink_out, DeviceBuffer::allocate(num_bytes));
+  shrink_out.fill_zero();
+  return {};
+}
+
+void run_gemm(Context& context, GemmJob job, Stream& stream) {
+  if (job.max_pairs == 0) return;
+  ExpertGemmParams& params = job.params;
+  job.lora &= params.lora != nullptr;
+  if (job.lora) {
+    MEDLEY_CHECK_LE(job.max_pairs * size_t{kShrinkStride} * 2, context.shrink_out.num_bytes());
+    params.s = context.shrink_out.as<__nv_bfloat16>();
+    params.s_stride = kShrinkStride;
+    params.routed_before_predecessor = true;
+    const LoraShrinkParams shrink = {.routing = params.routing,
+                                     .lora = params.lora,
+                                     .x = params.x,
+                                     .x_by_row = job.x_by_row,
+                                     .in_size = params.in_size,
+                                     .layout = lora_a_layout(params.in_size),
+                                     .s = context.shrink_out.as<__nv_bfloat16>(),
+                                     .s_stride = kShrinkStride};
+    launch_lora_shrink(select_lora_shrink(shrink.layout, job.max_pairs), shrink, job.max_pairs,
+                       cuda_stream(stream));
+  }
+  const ExpertGemmConfig config = select_expert_gemm({.layout = params.layout,
+                                                      .in_size = params.in_size,
+                                                      .max_tile_rows = job.max_tile_rows,
+                                                      .single_tile = job.role == GemmRole::kDense ||
+                                                                     job.role == GemmRole::kLogits,
+                                                      .lora = job.lora,
+                                                      .shared_limit = context.shared_limit})
+                                      .value();
+  launch_expert_gemm(job.role, job.lora, config, params, context.num_sms, cuda_stream(stream));
+}
+
+ExpertGemmParams make_params(const CudaMatrices& matrices, const MatrixLayout& layout,
+                             const RoutingView& routing, const ConstTensorView& x, void* out) {
+  MEDLEY_CHECK_EQ(matrices.layout.matrix_bytes(), layout.matrix_bytes());
+  MEDLEY_CHECK(matrices.layout.format == layout.format, "weights of another format");
+  return {.weights = matrices.weights.as<uint8_t>(),
+          .bias = matrices.bias.as<float>(),
+          .layout = matrices.layout,
+          .routing = routing,
+          .x = x.as<__nv_bfloat16>(),
+          .out = out,
+          .in_size = static_cast<int>(matrices.in_size),
+          .out_size = static_cast<int>(matrices.out_size)};
+}
+
+}  // namespace medley::cuda

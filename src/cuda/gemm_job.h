@@ -1,0 +1,28 @@
+#pragma once
+
+#include "cuda/context.h"
+#include "cuda/expert_gemm.h"
+#include "cuda/packed_weights.h"
+
+namespace medley::cuda {
+
+// Shrinks where the step has adapters, then the product with LoRA inside.
+struct GemmJob {
+  GemmRole role = GemmRole::kDense;
+  ExpertGemmParams params;
+  bool x_by_row = true;
+  int max_pairs = 0;
+  int max_tile_rows = kTileRows;
+  bool lora = false;
+};
+
+void run_gemm(Context& context, GemmJob job, Stream& stream);
+
+ExpertGemmParams make_params(const CudaMatrices& matrices, const MatrixLayout& layout,
+                             const RoutingView& routing, const ConstTensorView& x, void* out);
+
+// kUnsupported when activations are of another type, or a matrix does not fit shared memory.
+Result<void> check_type(const char* op, DType dtype);
+Result<void> check_fits(const Context& context, const MatrixLayout& layout, int in_size);
+
+}  // namespace medley::cuda
