@@ -1,7 +1,9 @@
 #include "chain_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -16,6 +18,8 @@ namespace {
 
 using cuda::MatrixLayout;
 using cuda::StreamFormat;
+
+constexpr float kStartScale = 16.0f;
 
 // Random bits of a packed matrix: normal-sized bfloat16 values, or any codes with small scales.
 std::vector<uint8_t> random_matrix(const MatrixLayout& layout, uint32_t seed) {
@@ -155,6 +159,28 @@ ChainShape qwen3_30b_a3b() {
                   .format = WeightFormat::kFloat}};
 }
 
+Spread uniform_spread(const ChainShape& shape, std::span<const int32_t> adapter_of_row) {
+  const double missed = 1.0 - static_cast<double>(shape.moe.experts_per_token) /
+                                  static_cast<double>(shape.moe.num_experts);
+  const auto distinct = [&](double rows) {
+    return shape.moe.num_experts * (1.0 - std::pow(missed, rows));
+  };
+  std::map<int32_t, int> rows_of_adapter;
+  for (const int32_t slot : adapter_of_row) ++rows_of_adapter[slot];
+  Spread spread = {.experts = distinct(static_cast<double>(adapter_of_row.size()))};
+  for (const auto& [slot, rows] : rows_of_adapter) {
+    if (slot != kNoAdapter) spread.pairs += distinct(rows);
+  }
+  return spread;
+}
+
+bool is_uniform(const Spread& found, const Spread& uniform) {
+  const auto near = [](double value, double wanted) {
+    return std::abs(value - wanted) <= 0.05 * wanted;
+  };
+  return near(found.experts, uniform.experts) && near(found.pairs, uniform.pairs);
+}
+
 Chain::Chain(const ChainShape& shape, int max_rows)
     : shape_(shape),
       backend_(make_cuda_backend().value()),
@@ -233,7 +259,7 @@ Chain::Chain(const ChainShape& shape, int max_rows)
            .value();
   y_ = backend_->allocate(row_bytes * moe.experts_per_token).value();
   start_.resize(static_cast<size_t>(max_rows) * shape.hidden_size);
-  for (uint16_t& value : start_) value = float_to_bf16(normal(engine));
+  for (uint16_t& value : start_) value = float_to_bf16(kStartScale * normal(engine));
 }
 
 void Chain::set_batch(int rows, bool adapters) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,10 @@
 
 // The MoE half of a model with random weights on the device, made to be timed: per layer
 // add_norm_route (with the combine of the layer before), moe_gate_up and moe_down, with their real
-// dependencies. Routing is made by the kernels: hidden states are random and experts' outputs
-// small, so each layer's own random router spreads the rows evenly.
+// dependencies. Routing is made by the kernels, by a random router of each layer's own. The
+// residual starts random and kStartScale times as large as what a layer adds, so that rows stay
+// independent of each other and choose experts evenly. Every adapter slot has a device copy of its
+// own.
 
 namespace medley::bench {
 
@@ -35,6 +38,10 @@ struct Spread {
   double experts = 0.0;
   double pairs = 0.0;  // distinct (expert, adapter)
 };
+// The expectation where each row chooses experts uniformly.
+Spread uniform_spread(const ChainShape& shape, std::span<const int32_t> adapter_of_row);
+// A time counts where both numbers are within 5 % of the uniform ones.
+bool is_uniform(const Spread& found, const Spread& uniform);
 
 class Chain {
  public:
@@ -44,6 +51,7 @@ class Chain {
   void set_batch(int rows, bool adapters);
   void run();  // enqueues one step
   Spread spread() const;
+  Spread uniform_spread() const { return bench::uniform_spread(shape_, adapter_of_row_); }
   // The residual stream of the last step; the step before starts from `set_batch`'s.
   std::vector<float> residual();
   void reset_residual();
