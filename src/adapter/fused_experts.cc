@@ -29,43 +29,40 @@ MatrixView deinterleaved(const MatrixView& source, char* out) {
           .row_stride = source.cols};
 }
 
-struct FusedMatrices {
-  MatrixView a;  // (r, in)
-  MatrixView b;  // (out, r)
-};
+MatrixView transposed(MatrixView view) {
+  std::swap(view.rows, view.cols);
+  std::swap(view.row_stride, view.col_stride);
+  return view;
+}
 
-FusedMatrices matrices_of(const LoraTensors& tensors, int num_experts, int expert,
-                          bool a_spans_input) {
-  const auto at = [](const ConstTensorView& tensor, int64_t element) {
-    return static_cast<const char*>(tensor.data) + element * int64_t(size_of(tensor.dtype));
-  };
-  const int64_t rank = tensors.a.shape[0] / num_experts;
-  const int64_t p = tensors.a.shape[1];
-  const int64_t q = tensors.b.shape[0];
-  const MatrixView a{.dtype = tensors.a.dtype,
-                     .data = at(tensors.a, expert * rank * p),
-                     .rows = rank,
-                     .cols = p,
-                     .row_stride = p,
-                     .col_stride = 1};
-  const MatrixView b{.dtype = tensors.b.dtype,
-                     .data = at(tensors.b, expert),
-                     .rows = q,
-                     .cols = rank,
-                     .row_stride = rank * num_experts,
-                     .col_stride = num_experts};
-  if (a_spans_input) return {a, b};
-  const auto transposed = [](MatrixView view) {
-    std::swap(view.rows, view.cols);
-    std::swap(view.row_stride, view.col_stride);
-    return view;
-  };
-  return {transposed(b), transposed(a)};
+// Of lora_A (num * r, p): rows [idx * r, (idx + 1) * r).
+MatrixView rows_of(const ConstTensorView& tensor, int num, int idx) {
+  const int64_t rank = tensor.shape[0] / num;
+  const int64_t p = tensor.shape[1];
+  return {.dtype = tensor.dtype,
+          .data = static_cast<const char*>(tensor.data) +
+                  idx * rank * p * static_cast<int64_t>(size_of(tensor.dtype)),
+          .rows = rank,
+          .cols = p,
+          .row_stride = p};
+}
+
+// Of lora_B (q, r * num): columns idx, idx + num, ...
+MatrixView columns_of(const ConstTensorView& tensor, int num, int idx) {
+  const int64_t rank = tensor.shape[1] / num;
+  return {.dtype = tensor.dtype,
+          .data = static_cast<const char*>(tensor.data) +
+                  idx * static_cast<int64_t>(size_of(tensor.dtype)),
+          .rows = tensor.shape[0],
+          .cols = rank,
+          .row_stride = rank * num,
+          .col_stride = num};
 }
 
 }  // namespace
 
-Result<void> FusedExperts::add(const std::string& module, const LoraTensors& tensors) {
+Result<void> FusedExperts::add(const std::string& module, const LoraTensors& tensors,
+                               const StackedExperts& stacked) {
   const int64_t p = tensors.a.shape[1];
   const int64_t q = tensors.b.shape[0];
   std::vector<std::string> sizes;
@@ -84,27 +81,42 @@ Result<void> FusedExperts::add(const std::string& module, const LoraTensors& ten
                                       parameter));
     }
     MEDLEY_TRY_ASSIGN(const RankAndScale rank_and_scale, config_.rank_and_scale(parameter));
-    const int64_t rows = int64_t{rank_and_scale.rank} * target.num_experts;
-    const std::pair<const std::string&, std::pair<Shape, Shape>> checks[] = {
-        {tensors.a_name, {Shape({rows, p}), tensors.a.shape}},
-        {tensors.b_name, {Shape({q, rows}), tensors.b.shape}}};
-    for (const auto& [tensor, shapes] : checks) {
-      if (shapes.first == shapes.second) continue;
-      return tensor_error(tensor, fmt::format("expected shape {} ({} experts of rank {}), found {}",
-                                              shapes.first.to_string(), target.num_experts,
-                                              rank_and_scale.rank, shapes.second.to_string()));
+    MEDLEY_TRY_ASSIGN(const Level level, level_of(target, tensors, rank_and_scale));
+    const std::string* other = stacked.find(target.site, /*row_begin=*/0, target.out);
+    if (other == nullptr) other = find(target.site);
+    if (other != nullptr) {
+      return tensor_error(tensors.a_name, fmt::format("'{}' changes '{}' too", *other, parameter));
     }
-    if (!levels_.emplace(parameter, Level{target, tensors, rank_and_scale}).second) {
-      return tensor_error(
-          tensors.a_name,
-          fmt::format("'{}' changes '{}' too", levels_[parameter].tensors.a_name, parameter));
-    }
+    levels_.emplace(parameter, level);
     return {};
   }
   if (sizes.empty()) return tensor_error(tensors.a_name, "not part of the model");
   return tensor_error(tensors.a_name,
                       fmt::format("lora_A and lora_B span {} and {}; expected {} in either order",
                                   p, q, fmt::join(sizes, ", or ")));
+}
+
+Result<FusedExperts::Level> FusedExperts::level_of(const FusedTarget& target,
+                                                   const LoraTensors& tensors,
+                                                   const RankAndScale& rank_and_scale) {
+  const int64_t rank = rank_and_scale.rank;
+  const int num_experts = target.num_experts;
+  const int64_t a_rows = tensors.a.shape[0];
+  const int64_t b_cols = tensors.b.shape[1];
+  Level level{target, tensors, rank_and_scale, num_experts, num_experts};
+  // A single matrix for all experts shows by the other side's having one for each.
+  if (num_experts > 1 && a_rows == rank && b_cols == rank * num_experts) level.num_a = 1;
+  if (num_experts > 1 && b_cols == rank && a_rows == rank * num_experts) level.num_b = 1;
+  const std::pair<const std::string&, std::pair<Shape, Shape>> checks[] = {
+      {tensors.a_name, {Shape({rank * level.num_a, tensors.a.shape[1]}), tensors.a.shape}},
+      {tensors.b_name, {Shape({tensors.b.shape[0], rank * level.num_b}), tensors.b.shape}}};
+  for (const auto& [tensor, shapes] : checks) {
+    if (shapes.first == shapes.second) continue;
+    return tensor_error(tensor, fmt::format("expected shape {} ({} experts of rank {}), found {}",
+                                            shapes.first.to_string(), num_experts, rank,
+                                            shapes.second.to_string()));
+  }
+  return level;
 }
 
 const std::string* FusedExperts::find(LoraSite site) const {
@@ -143,14 +155,16 @@ Result<bool> FusedExperts::a_spans_input() const {
   return !*spans_first;
 }
 
-Result<void> FusedExperts::build(std::map<LoraSite, std::vector<LoraPair>>& pairs,
+Result<void> FusedExperts::build(const StackedExperts& stacked,
+                                 std::map<LoraSite, std::vector<LoraPair>>& pairs,
                                  std::vector<HostTensor>& copies) const {
   bool spans_input = true;
   if (!levels_.empty()) {
     MEDLEY_TRY_ASSIGN(spans_input, a_spans_input());
   }
   for (const auto& [parameter, target] : targets_.parameters) {
-    if (config_.targets_parameter(parameter) && !levels_.contains(parameter)) {
+    if (config_.targets_parameter(parameter) && !levels_.contains(parameter) &&
+        stacked.find(target.site, /*row_begin=*/0, target.out) == nullptr) {
       return invalid_argument(
           fmt::format("target_parameters names '{}', but the file has no tensors for it",
                       parameter),
@@ -162,25 +176,27 @@ Result<void> FusedExperts::build(std::map<LoraSite, std::vector<LoraPair>>& pair
     const int rank = level.rank_and_scale.rank;
     LoraPair pair{.row_begin = 0, .row_end = target.out, .rank = rank};
     pair.scale.assign(rank, level.rank_and_scale.scale);
-    HostTensor copy;
-    char* out = nullptr;
+    // lora_A and lora_B in the roles that they have in the product.
+    std::vector<MatrixView>& of_a = spans_input ? pair.a : pair.b;
+    std::vector<MatrixView>& of_b = spans_input ? pair.b : pair.a;
+    for (int i = 0; i < level.num_a; ++i) {
+      const MatrixView rows = rows_of(level.tensors.a, level.num_a, i);
+      of_a.push_back(spans_input ? rows : transposed(rows));
+    }
+    for (int i = 0; i < level.num_b; ++i) {
+      const MatrixView columns = columns_of(level.tensors.b, level.num_b, i);
+      of_b.push_back(spans_input ? columns : transposed(columns));
+    }
     if (target.interleaved) {
-      const DType dtype = (spans_input ? level.tensors.b : level.tensors.a).dtype;
-      copy = HostTensor(dtype, Shape({target.num_experts, target.out, rank}));
-      out = copy.as<char>();
-    }
-    for (int expert = 0; expert < target.num_experts; ++expert) {
-      const FusedMatrices matrices =
-          matrices_of(level.tensors, target.num_experts, expert, spans_input);
-      pair.a.push_back(matrices.a);
-      if (!target.interleaved) {
-        pair.b.push_back(matrices.b);
-        continue;
+      HostTensor copy(pair.b[0].dtype,
+                      Shape({static_cast<int64_t>(pair.b.size()), target.out, rank}));
+      char* out = copy.as<char>();
+      for (MatrixView& b : pair.b) {
+        b = deinterleaved(b, out);
+        out += b.rows * b.cols * static_cast<int64_t>(size_of(b.dtype));
       }
-      pair.b.push_back(deinterleaved(matrices.b, out));
-      out += matrices.b.rows * matrices.b.cols * int64_t(size_of(matrices.b.dtype));
+      copies.push_back(std::move(copy));
     }
-    if (target.interleaved) copies.push_back(std::move(copy));
     pairs[target.site].push_back(std::move(pair));
   }
   return {};

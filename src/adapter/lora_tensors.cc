@@ -1,5 +1,7 @@
 #include "adapter/lora_tensors.h"
 
+#include <tuple>
+
 #include <fmt/format.h>
 
 #include "adapter/tensor_scan.h"
@@ -50,10 +52,6 @@ Result<GroupedTensors> group_tensors(const TensorMap& tensors) {
       out.base.emplace(key.module, name);
       continue;
     }
-    if (tensor.shape.rank() != 2) {
-      return tensor_error(
-          name, fmt::format("expected two dimensions, found shape {}", tensor.shape.to_string()));
-    }
     const TensorScan scan = scan_tensor(tensor);
     if (!scan.finite) return tensor_error(name, "holds NaN or infinity");
     const bool is_a = key.tensor == LoraTensor::kA || key.tensor == LoraTensor::kEmbeddingA;
@@ -64,13 +62,35 @@ Result<GroupedTensors> group_tensors(const TensorMap& tensors) {
     slot = name;
     (is_a ? module.a : module.b) = tensor;
   }
-  for (const auto& [key, module] : out.modules) {
+  out.changes_nothing = !any_a || !any_b;
+  return out;
+}
+
+Result<void> check_pairs(const LoraTensorMap& modules) {
+  for (const auto& [key, module] : modules) {
+    for (const auto& [name, tensor] :
+         {std::tie(module.a_name, module.a), std::tie(module.b_name, module.b)}) {
+      if (name.empty() || tensor.shape.rank() == 2) continue;
+      return tensor_error(
+          name, fmt::format("expected two dimensions, found shape {}", tensor.shape.to_string()));
+    }
     if (!module.a_name.empty() && !module.b_name.empty()) continue;
     const std::string& found = module.a_name.empty() ? module.b_name : module.a_name;
     return tensor_error(other_side(found), fmt::format("missing, though '{}' is there", found));
   }
-  out.changes_nothing = !any_a || !any_b;
-  return out;
+  return {};
+}
+
+MatrixView matrix_of(const ConstTensorView& tensor, int64_t idx) {
+  const int rank = tensor.shape.rank();
+  const int64_t rows = tensor.shape[rank - 2];
+  const int64_t cols = tensor.shape[rank - 1];
+  const int64_t offset = idx * rows * cols * static_cast<int64_t>(size_of(tensor.dtype));
+  return {.dtype = tensor.dtype,
+          .data = static_cast<const char*>(tensor.data) + offset,
+          .rows = rows,
+          .cols = cols,
+          .row_stride = cols};
 }
 
 }  // namespace medley

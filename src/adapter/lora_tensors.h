@@ -5,13 +5,14 @@
 #include <utility>
 
 #include "adapter/tensor_key.h"
+#include "backend/weights.h"
 #include "base/error.h"
 #include "tensor/tensor.h"
 #include "weights/checkpoint.h"
 
 namespace medley {
 
-// The A and B of one module of an adapter file, as stored.
+// The A and B of one module of an adapter file, as stored; either may be missing (no name).
 struct LoraTensors {
   ConstTensorView a, b;
   std::string a_name, b_name;
@@ -26,9 +27,15 @@ struct GroupedTensors {
   bool changes_nothing = true;              // every B, or every A, is zero
 };
 
-// Pairs up an adapter file's tensors. Refuses, by name: an A without its B, what is no LoRA tensor,
-// a dtype that is not floating, and values that are not finite.
+// Groups an adapter file's tensors by module. Refuses, by name: what is neither LoRA nor a base
+// weight, a dtype that is not floating, and values that are not finite.
 Result<GroupedTensors> group_tensors(const TensorMap& tensors);
+
+// Refuses, by name: an A without its B, and what is not two-dimensional.
+Result<void> check_pairs(const LoraTensorMap& modules);
+
+// Matrix `idx` of a tensor of shape (n, rows, cols), or the one of shape (rows, cols).
+MatrixView matrix_of(const ConstTensorView& tensor, int64_t idx = 0);
 
 Error tensor_error(const std::string& name, const std::string& problem,
                    ErrorCode code = ErrorCode::kInvalidArgument);

@@ -259,6 +259,33 @@ TEST_F(HostileAdapterTest, FusedExperts) {
   expect_refused({"8 experts of rank 2", "found (32, "});
 }
 
+// What target_parameters names must be there in one of the forms, and in one form alone.
+TEST_F(HostileAdapterTest, StackedExperts) {
+  const std::string experts = "base_model.model.model.layers.1.mlp.experts.";
+  start("qwen3moe-nonorm", "own-shared-outer-gate-up");
+  ASSERT_TRUE(load().ok());
+  erase("layers.1.mlp.experts.down_proj");
+  expect_refused({"model.layers.1.mlp.experts.down_proj", "no tensors"});
+
+  start("qwen3moe-nonorm", "own-shared-outer-gate-up");
+  auto& b = tensor(experts + "gate_up_proj.lora_B.weight");
+  b.shape = {8, 64, 8};
+  expect_refused({b.name, "(8, 128, 4)", "found (8, 64, 8)"});
+
+  start("qwen3moe-nonorm", "own-shared-outer-gate-up");
+  tensor(experts + "gate_up_proj.lora_A.weight").name = experts + "gate_proj.lora_A.weight";
+  expect_refused({"experts.0.gate_up_proj.lora_A", "missing", "gate_up_proj.lora_B"});
+
+  start("qwen3moe-norm", "converted-shared-outer");
+  config_["target_modules"] = {"gate_proj", "down_proj"};
+  expect_refused({"experts.up_proj.lora_A", "does not target"});
+
+  start("qwen3moe-norm", "converted-shared-outer");
+  erase("layers.2.mlp.experts.up_proj");
+  erase("layers.2.mlp.experts.0.up_proj");
+  expect_refused({"layers.2.mlp.experts.1.up_proj.lora_A", "missing"});
+}
+
 TEST_F(HostileAdapterTest, PerExpertAndFusedTogether) {
   start("gptoss-mxfp4", "peft0.18-fused-gate-up");
   const std::vector<testing::RawTensor> fused = tensors_;

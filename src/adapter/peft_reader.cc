@@ -13,6 +13,7 @@
 #include "adapter/fused_experts.h"
 #include "adapter/lora_tensors.h"
 #include "adapter/peft_config.h"
+#include "adapter/stacked_experts.h"
 #include "adapter/target_map.h"
 #include "ffi/ffi.h"
 #include "spec/json_fields.h"
@@ -83,43 +84,40 @@ bool has_chat_template(const std::string& folder) {
   return fields.ok() && fields->has("chat_template");
 }
 
-MatrixView whole(const ConstTensorView& tensor) {
-  return {.dtype = tensor.dtype,
-          .data = tensor.data,
-          .rows = tensor.shape[0],
-          .cols = tensor.shape[1],
-          .row_stride = tensor.shape[1]};
-}
-
 bool is_dense_mlp(LoraModule module) {
   return module == LoraModule::kMlpGateUp || module == LoraModule::kMlpDown;
 }
 
 class PeftReader {
  public:
-  PeftReader(const ModelSpec& spec, const PeftConfig& config, const GroupedTensors& tensors)
+  PeftReader(const ModelSpec& spec, const PeftConfig& config, GroupedTensors tensors)
       : spec_(spec),
         config_(config),
-        tensors_(tensors),
+        tensors_(std::move(tensors)),
         targets_(make_target_map(spec)),
-        fused_(targets_, config) {}
+        fused_(targets_, config),
+        stacked_(targets_, config) {}
 
   Result<void> read(const TensorMap& file, const TensorMap* base, AdapterWeights& out) {
     MEDLEY_TRY(check_base_copies(file, base));
+    MEDLEY_TRY(stacked_.take(tensors_.modules));
+    any_expert_ = !stacked_.empty();
+    MEDLEY_TRY(check_pairs(tensors_.modules));
     for (const auto& [key, tensors] : tensors_.modules) {
       const auto& [module, level] = key;
       const auto target = targets_.modules.find(module);
       if (target != targets_.modules.end() && level == 0) {
         MEDLEY_TRY(add_module(module, target->second, tensors));
       } else if (target == targets_.modules.end() && level <= 1) {
-        MEDLEY_TRY(fused_.add(module, tensors));
+        MEDLEY_TRY(fused_.add(module, tensors, stacked_));
       } else {
         return tensor_error(tensors.a_name, "not part of the model");
       }
     }
     MEDLEY_TRY(check_complete(out));
     if (spec_.moe) experts_.build(spec_.moe->num_experts, pairs_, out.copies);
-    MEDLEY_TRY(fused_.build(pairs_, out.copies));
+    stacked_.build(pairs_);
+    MEDLEY_TRY(fused_.build(stacked_, pairs_, out.copies));
     take_pairs(out);
     return {};
   }
@@ -154,17 +152,19 @@ class PeftReader {
     }
     if (target.expert >= 0) {
       // Fused levels come first in the map's order.
-      if (const std::string* fused = fused_.find(target.site)) {
-        return tensor_error(tensors.a_name, fmt::format("'{}' changes the same parameter", *fused));
+      const std::string* other = fused_.find(target.site);
+      if (other == nullptr) other = stacked_.find(target.site, target.row_begin, target.row_end);
+      if (other != nullptr) {
+        return tensor_error(tensors.a_name, fmt::format("'{}' changes the same parameter", *other));
       }
       any_expert_ = true;
-      experts_.add(target, rank_and_scale, whole(tensors.a), whole(tensors.b));
+      experts_.add(target, rank_and_scale, matrix_of(tensors.a), matrix_of(tensors.b));
       return {};
     }
     any_dense_ |= is_dense_mlp(target.site.module);
     LoraPair pair{.row_begin = target.row_begin, .row_end = target.row_end, .rank = rank};
-    pair.a.push_back(whole(tensors.a));
-    pair.b.push_back(whole(tensors.b));
+    pair.a.push_back(matrix_of(tensors.a));
+    pair.b.push_back(matrix_of(tensors.b));
     pair.scale.assign(rank, rank_and_scale.scale);
     pairs_[target.site].push_back(std::move(pair));
     return {};
@@ -192,6 +192,7 @@ class PeftReader {
       dense_named |= is_dense;
       if (target.expert >= 0 && !any_expert_) continue;
       if (is_dense && any_expert_ && !any_dense_) continue;
+      if (stacked_.find(target.site, target.row_begin, target.row_end) != nullptr) continue;
       if (tensors_.modules.contains({module, 0}) || tensors_.modules.contains({target.alias, 0})) {
         continue;
       }
@@ -261,9 +262,10 @@ class PeftReader {
 
   const ModelSpec& spec_;
   const PeftConfig& config_;
-  const GroupedTensors& tensors_;
+  GroupedTensors tensors_;
   const TargetMap targets_;
   FusedExperts fused_;
+  StackedExperts stacked_;
   ExpertPairs experts_;
   bool any_expert_ = false;
   bool any_dense_ = false;  // an MLP of a dense layer
@@ -282,9 +284,10 @@ Result<AdapterWeights> read_peft_adapter(const std::string& folder, const ModelS
   out.num_bytes = out.checkpoint->num_bytes();
   const TensorMap& file = out.checkpoint->tensors();
   if (file.empty()) return invalid_argument(fmt::format("{}: no tensors", kWeightsFile));
-  MEDLEY_TRY_ASSIGN(const GroupedTensors tensors, group_tensors(file));
-  MEDLEY_TRY(PeftReader(spec, config, tensors).read(file, base, out));
-  if (tensors.changes_nothing) {
+  MEDLEY_TRY_ASSIGN(GroupedTensors tensors, group_tensors(file));
+  const bool changes_nothing = tensors.changes_nothing;
+  MEDLEY_TRY(PeftReader(spec, config, std::move(tensors)).read(file, base, out));
+  if (changes_nothing) {
     out.warnings.push_back("every lora_B (or every lora_A) is zero: it changes nothing");
   }
   if (has_chat_template(folder)) {

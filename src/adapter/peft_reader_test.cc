@@ -208,6 +208,51 @@ TEST(PeftReaderTest, PerExpertTensorsEqualTheFusedOnesTheyCameFrom) {
   }
 }
 
+// What all experts share is one matrix, wherever the file has it; r 4, alpha 8.
+TEST(PeftReaderTest, SharedMatricesAreKeptOnce) {
+  for (const auto& [model, adapter] : {std::pair("gptoss-mxfp4", "own-shared-outer-w1-w3-w2"),
+                                       std::pair("qwen3moe-norm", "converted-shared-outer"),
+                                       std::pair("qwen3moe-nonorm", "own-shared-outer-gate-up"),
+                                       std::pair("gptoss-bf16", "converted-shared-outer-flat")}) {
+    SCOPED_TRACE(adapter);
+    const AdapterWeights weights = read(model, adapter);
+    ASSERT_FALSE(weights.modules.empty());
+    for (const LoraModuleWeights& module : weights.modules) {
+      const bool is_down = module.site.module == LoraModule::kExpertDown;
+      for (const LoraPair& pair : module.pairs) {
+        EXPECT_EQ(pair.a.size(), is_down ? 8u : 1u);
+        EXPECT_EQ(pair.b.size(), is_down ? 1u : 8u);
+      }
+    }
+  }
+}
+
+// gate, up of expert e: 2 B[e] A[0]; down: 2 B[0] A[e]. H = I = 64.
+TEST(PeftReaderTest, StackedTensors) {
+  const AdapterWeights weights = read("gptoss-mxfp4", "own-shared-outer-w1-w3-w2");
+  const LoraModuleWeights* gate_up = find(weights, LoraModule::kExpertGateUp, 2);
+  const LoraModuleWeights* down = find(weights, LoraModule::kExpertDown, 2);
+  ASSERT_TRUE(gate_up != nullptr && down != nullptr);
+  const std::string stem = "base_model.model.model.layers.2.mlp.experts.";
+  const auto product = [&](const std::string& name, int a_idx, int b_idx, int row, int col) {
+    const auto a = to_float(*weights.checkpoint->find(stem + name + ".lora_A.weight"));
+    const auto b = to_float(*weights.checkpoint->find(stem + name + ".lora_B.weight"));
+    float sum = 0.0f;
+    for (int r = 0; r < 4; ++r)
+      sum += b[(b_idx * 64 + row) * 4 + r] * a[(a_idx * 4 + r) * 64 + col];
+    return 2.0f * sum;
+  };
+  for (const int e : {0, 3, 7}) {
+    for (const int row : {0, 9, 63}) {
+      for (const int col : {1, 40}) {
+        EXPECT_NEAR(delta(*gate_up, e, row, col), product("w1", 0, e, row, col), 1e-5);
+        EXPECT_NEAR(delta(*gate_up, e, 64 + row, col), product("w3", 0, e, row, col), 1e-5);
+        EXPECT_NEAR(delta(*down, e, row, col), product("w2", e, 0, row, col), 1e-5);
+      }
+    }
+  }
+}
+
 TEST(PeftReaderTest, RanksAndScales) {
   const AdapterWeights patterns = read("gptoss-bf16", "peft0.18-attention-patterns");
   // r 4, alpha 8; q rank 8; v of layer 0 rank 1; o alpha 3; k of layers 1 and 2 alpha 20.

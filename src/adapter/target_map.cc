@@ -100,6 +100,27 @@ void add_moe(TargetMap& map, const ModelSpec& spec, int layer) {
                                                                    .in = moe.intermediate_size,
                                                                    .out = spec.hidden_size,
                                                                    .in_first = gpt_oss});
+  const StackedTarget all{.site = gate_up,
+                          .row_end = fused.out,
+                          .in = spec.hidden_size,
+                          .num_experts = moe.num_experts,
+                          .experts = prefix + "experts",
+                          .names = {"gate_up_proj"},
+                          .rows_unclear = gpt_oss};
+  StackedTarget gate = all;
+  gate.names = {"gate_proj", "w1"};
+  gate.row_end = moe.intermediate_size;
+  gate.rows_unclear = false;
+  StackedTarget up = gate;
+  up.names = {"up_proj", "w3"};
+  up.row_begin = gate.row_end;
+  up.row_end = fused.out;
+  StackedTarget all_down = gate;
+  all_down.names = {"down_proj", "w2"};
+  all_down.site = down;
+  all_down.row_end = spec.hidden_size;
+  all_down.in = moe.intermediate_size;
+  map.stacked.insert(map.stacked.end(), {all, gate, up, all_down});
 }
 
 }  // namespace

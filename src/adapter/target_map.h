@@ -33,9 +33,22 @@ struct FusedTarget {
   bool interleaved = false;  // output rows gate, up, gate, up, ...
 };
 
+// The same projection of all experts: "model.layers.3.mlp.experts" and a name without a number.
+struct StackedTarget {
+  LoraSite site;
+  int64_t row_begin = 0;
+  int64_t row_end = 0;
+  int64_t in = 0;
+  int num_experts = 0;
+  std::string experts;
+  std::vector<std::string> names;  // of the projection: {"gate_proj", "w1"}
+  bool rows_unclear = false;       // gate_up where the model interleaves: writers differ
+};
+
 struct TargetMap {
   std::map<std::string, AdapterTarget> modules;   // aliases too
   std::map<std::string, FusedTarget> parameters;  // "model.layers.3.mlp.experts.gate_up_proj"
+  std::vector<StackedTarget> stacked;
 };
 
 TargetMap make_target_map(const ModelSpec& spec);

@@ -277,6 +277,17 @@ TEST(Moe, DownOnlyWithSharedB) {
   MoeTest({qwen(8, 2, true), kMixed}, {{kDown, {TestPair(0, 20, 16, 12, 10, 8, 1)}}}).check();
 }
 
+TEST(Moe, WhatExpertsShareIsPackedOnce) {
+  const auto num_bytes = [](int num_a, int num_b) {
+    const LoraModuleWeights weights =
+        TestModule{kGateUp, {TestPair(0, 24, 7, 20, 10, num_a, num_b)}}.view();
+    TestBackend test;
+    return test.backend->pack_adapter({&weights, 1}).value()->num_bytes();
+  };
+  EXPECT_GE(num_bytes(8, 8) - num_bytes(1, 8), 7 * (7 * 20) * sizeof(float));
+  EXPECT_GE(num_bytes(8, 8) - num_bytes(8, 1), 7 * (24 * 7) * sizeof(float));
+}
+
 TEST(Moe, RouterAdapter) {
   MoeTest({gpt_oss(8, 4), kMixed}, {{{LoraModule::kRouter, 0}, {TestPair(0, 8, 4, 20, 10)}}})
       .check();

@@ -155,7 +155,7 @@ def make(model, name, fields, extras):
     (folder / "README.md").unlink(missing_ok=True)
     tidy_config(folder, extras)
 
-    reference = read(model, name)
+    reference = read(model, folder)
     for key, parameter in wrapped.named_parameters():
         parameter.data = parameter.data.float()
     base = json.loads((common.HERE / model / "golden.json").read_text())
@@ -189,15 +189,14 @@ def tidy_config(folder, extras):
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def read(model, name):
+def read(model, folder):
     """The adapter as PEFT itself reads it from disk, every number in float32."""
-    folder = common.HERE / model / "adapters" / name
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         wrapped = peft.PeftModel.from_pretrained(common.load_reference(common.HERE / model), folder)
     for warning in caught:
         if "missing adapter keys" in str(warning.message):
-            raise SystemExit(f"{model}/{name}: {warning.message}")
+            raise SystemExit(f"{folder}: {warning.message}")
     for key, parameter in wrapped.named_parameters():
         if parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()
@@ -211,7 +210,7 @@ def check():
             continue
         ids = {prompt["name"]: prompt["ids"] for prompt in stored["prompts"]}
         try:
-            here = common.record(read(stored["model"], stored["adapter"]), ids, list(ids), common.ADAPTER_STEPS)
+            here = common.record(read(stored["model"], path.parent), ids, list(ids), common.ADAPTER_STEPS)
             same, worst = common.largest_difference(stored["prompts"], here)
             verdict = f"tokens {'equal' if same else 'DIFFER'}, largest difference {worst:.2e}"
         except (SystemExit, RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -113,6 +113,49 @@ def ambiguous_cases():
               config, [key], "both sides are 64 wide and no peft_version says which is the input", model)
 
 
+def shared_cases():
+    """All experts share A or B, or every expert's matrices are in one tensor."""
+    gate, down = f"{EXPERTS}.gate_proj", f"{EXPERTS}.down_proj"
+    config = fields(target_modules=["gate_proj", "down_proj"])
+    shared_a = {f"{gate}.lora_A.weight": tensor(1, 2, 64), f"{gate}.lora_B.weight": tensor(8, 64, 2)}
+    shared_b = {f"{down}.lora_A.weight": tensor(8, 2, 64), f"{down}.lora_B.weight": tensor(1, 64, 2)}
+    only_gate = fields(target_modules=["gate_proj"])
+    write("shared-wrong-count", {**shared_a, f"{gate}.lora_B.weight": tensor(7, 64, 2)}, only_gate,
+          [f"{gate}.lora_B", "(8, 64, 2)", "(7, 64, 2)"], "B of 7 experts of 8")
+    write("shared-rank-differs", {**shared_a, f"{gate}.lora_A.weight": tensor(1, 4, 64)}, only_gate,
+          [f"{gate}.lora_A", "rank 2", "(1, 4, 64)"], "the shared A has rank 4, the config says 2")
+    write("shared-and-single", {**shared_b, f"{EXPERTS}.3.down_proj.lora_B.weight": tensor(64, 2)},
+          fields(target_modules=["down_proj"]), ["experts.3.down_proj.lora_B", f"{down}.lora_B"],
+          "B of expert 3 is given twice")
+    write("shared-and-single-pair", {**shared_b, f"{EXPERTS}.3.down_proj.lora_A.weight": tensor(2, 64),
+                                     f"{EXPERTS}.3.down_proj.lora_B.weight": tensor(64, 2)},
+          fields(target_modules=["down_proj"]), ["experts.3.down_proj.lora_A", f"{down}.lora_A"],
+          "down of expert 3 is given twice")
+    single = {f"{EXPERTS}.{e}.gate_proj.lora_B.weight": tensor(64, 2) for e in range(8) if e != 5}
+    write("shared-one-expert-missing", {f"{gate}.lora_A.weight": tensor(1, 2, 64), **single}, only_gate,
+          ["experts.5.gate_proj.lora_B", "missing"], "the other side lacks expert 5")
+    write("shared-alone", {f"{gate}.lora_A.weight": tensor(1, 2, 64)}, only_gate,
+          ["experts.0.gate_proj.lora_B", "missing"], "an A for all experts without any B")
+    write("shared-two-names", {**shared_a, f"{EXPERTS}.w1.lora_A.weight": tensor(1, 2, 64)}, only_gate,
+          ["gate_proj", "w1"], "gate_proj and w1 are one projection")
+    write("shared-and-flat", {**shared_b, f"{EXPERTS}.lora_A.weight": tensor(16, 64),
+                              f"{EXPERTS}.lora_B.weight": tensor(64, 16)},
+          fields(target_modules=["down_proj"], target_parameters=["mlp.experts.down_proj"]),
+          [f"{EXPERTS}.lora_A", f"{down}.lora_A"], "down is given stacked and in PEFT's flat form")
+    write("shared-gate-up-of-interleaved-rows", {f"{EXPERTS}.gate_up_proj.lora_A.weight": tensor(1, 2, 64),
+                                                 f"{EXPERTS}.gate_up_proj.lora_B.weight": tensor(8, 128, 2)},
+          fields(target_modules=[], target_parameters=["mlp.experts.gate_up_proj"]),
+          [f"{EXPERTS}.gate_up_proj", "interleave"], "the order of B's rows can't be told")
+    write("shared-not-targeted", shared_a, fields(), [gate, "target"], "the config names q_proj alone")
+    write("shared-three-dimensional-dense", {f"{Q}.lora_A.weight": tensor(1, 2, 64),
+                                             f"{Q}.lora_B.weight": tensor(256, 2)}, fields(),
+          [f"{Q}.lora_A", "(1, 2, 64)"], "q_proj has no experts to share")
+    write("shared-flat-on-both-sides", {f"{EXPERTS}.lora_A.weight": tensor(2, 64),
+                                        f"{EXPERTS}.lora_B.weight": tensor(128, 2)},
+          fields(target_modules=[], target_parameters=["mlp.experts.gate_up_proj"]),
+          [f"{EXPERTS}.lora_A", "(16, 64)"], "one pair for all experts looks like a wrong rank")
+
+
 def config_cases():
     t = good()
     refused = {
@@ -171,6 +214,7 @@ def file_cases():
 if __name__ == "__main__":
     tensor_cases()
     ambiguous_cases()
+    shared_cases()
     config_cases()
     file_cases()
     for path in sorted(common.HERE.glob("*/hostile/*")):

@@ -1,6 +1,7 @@
 """Adapters that PEFT does not write, with a reference of their own: the delta added to the weights, then transformers.
 
     python make_merged.py make      writes them (transformers 4)
+    python make_merged.py shared    writes those in which all experts share a matrix (transformers 4)
     python make_merged.py verify    the same arithmetic against PEFT's answers for every stored fused or per-expert adapter
 
 The arithmetic is the format's definition, written out; `verify` shows that it is PEFT's.
@@ -10,13 +11,16 @@ import json
 import math
 import re
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy
 import torch
 from safetensors.torch import load_file, save_file
 
 import common
-from make_adapters import rounded, seed_of
+import shared_experts
+from make_adapters import read, rounded, seed_of
 
 PREFIX = "base_model.model."
 KEY = re.compile(r"(?P<module>.*?)\.lora_(?P<side>[AB])(?:\.default)?\.weight$")
@@ -102,7 +106,10 @@ def levels(config, widths, tensors, stem, family):
 
 
 def merged(model, tensors, adapter, config, old_sides):
-    family = json.loads((common.HERE / model / "config.json").read_text())["model_type"]
+    fields = json.loads((common.HERE / model / "config.json").read_text())
+    family = fields["model_type"]
+    experts = fields.get("num_local_experts") or fields.get("num_experts")
+    adapter = shared_experts.expanded(adapter, experts) if experts else adapter
     tensors = dict(tensors)
     nested = {}
     for module, pair in pairs(adapter).items():
@@ -146,7 +153,7 @@ def config_fields(model, **fields):
 def write(model, name, adapter, config, note):
     folder = common.HERE / model / "adapters" / name
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.contiguous() for k, v in adapter.items()}, folder / "adapter_model.safetensors",
+    save_file({k: v.clone().contiguous() for k, v in adapter.items()}, folder / "adapter_model.safetensors",
               metadata={"format": "pt"})
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     value = {"model": model, "adapter": name, "reference": "merged", "note": note, "dtype": "float32",
@@ -248,6 +255,47 @@ def make():
           config, "changes nothing: loads, with a warning")
 
 
+def make_shared():
+    """One A into all experts, one B out of all of them."""
+    names = {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}
+    w_names = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    both = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    forms = (
+        ("gptoss-mxfp4", "own-shared-outer-w1-w3-w2", lambda p: shared_experts.stacked_keys(p, PREFIX, w_names),
+         {"target_modules": list(names)}, "SGLang's names; w1 gate, w3 up, w2 down"),
+        ("qwen3moe-norm", "converted-shared-outer", lambda p: shared_experts.single_keys(p, PREFIX),
+         {"target_modules": list(names), "peft_version": "0.18.1"},
+         "Megatron-Bridge's form: what the experts share, and the rest expert by expert"),
+        ("qwen3moe-nonorm", "own-shared-outer-gate-up", lambda p: shared_experts.gate_up_keys(p, PREFIX),
+         {"target_parameters": both}, "gate_up_proj in one, rows gate, then up"),
+        ("gptoss-bf16", "converted-shared-outer-flat", lambda p: shared_experts.flat_keys(p, PREFIX),
+         {"target_parameters": both, "peft_version": "0.18.1"}, "PEFT's flat keys, the shared side not repeated"))
+    for model, name, keys, fields, note in forms:
+        config = json.loads((common.HERE / model / "config.json").read_text())
+        experts = config.get("num_local_experts") or config["num_experts"]
+        layers = sorted({int(n.split(".")[2]) for n in common.plain_tensors(common.HERE / model) if ".experts." in n})
+        adapter = keys(shared_experts.random_shared_outer(model, name, config, layers, 4, 2))
+        peft_config = config_fields(model, **fields)
+        value = write(model, name, adapter, peft_config, note)
+        if name.startswith("converted"):
+            if peft_config["target_modules"]:  # PEFT takes the same names for those of dense layers
+                peft_config["target_modules"] = r".*\.experts\.\d+\..*_proj"
+            compare_with_peft(model, shared_experts.expanded(adapter, experts), peft_config, value)
+
+
+def compare_with_peft(model, adapter, config, value):
+    with tempfile.TemporaryDirectory() as folder:
+        save_file({k: v.clone().contiguous() for k, v in adapter.items()}, Path(folder) / "adapter_model.safetensors")
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(config))
+        ids = {prompt["name"]: prompt["ids"] for prompt in value["prompts"]}
+        here = common.record(read(model, folder), ids, list(ids), common.ADAPTER_STEPS)
+    same, worst = common.largest_difference(value["prompts"], here)
+    print(f"{value['model']}/{value['adapter']}: PEFT with one matrix for each expert: tokens "
+          f"{'equal' if same else 'DIFFER'}, largest difference {worst:.2e}")
+    if not same or worst > 1e-3:
+        raise SystemExit(1)
+
+
 def verify():
     bad = 0
     for path in sorted(common.HERE.glob("*/adapters/*/golden.json")):
@@ -269,6 +317,8 @@ if __name__ == "__main__":
     command = sys.argv[1] if len(sys.argv) == 2 else ""
     if command == "make":
         make()
+    elif command == "shared":
+        make_shared()
     elif command == "verify":
         verify()
     else:
