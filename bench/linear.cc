@@ -96,7 +96,7 @@ void time_projection(Backend& backend, const Projection& projection) {
       begin.record(stream);
       graph.launch(stream);
       end.record(stream);
-      end.wait();
+      MEDLEY_CHECK(end.wait().ok(), "the device has failed");
       float ms = 0.0f;
       MEDLEY_CUDA_CHECK(cudaEventElapsedTime(&ms, begin.get(), end.get()));
       times.push_back(ms * 1000.0f / static_cast<float>(copies));

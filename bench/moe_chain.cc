@@ -56,7 +56,7 @@ void time_batch(const ChainShape& shape, Chain& chain, const Batch& batch) {
     begin.record(chain.stream());
     graph.launch(chain.stream());
     end.record(chain.stream());
-    end.wait();
+    MEDLEY_CHECK(end.wait().ok(), "the device has failed");
     float ms = 0.0f;
     MEDLEY_CUDA_CHECK(cudaEventElapsedTime(&ms, begin.get(), end.get()));
     times.push_back(ms * 1000.0f / static_cast<float>(shape.num_layers));

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "backend/ops.h"
 #include "backend/sampler.h"
@@ -25,7 +28,15 @@ class Event {
  public:
   virtual ~Event() = default;
   virtual void record(Stream& stream) = 0;
-  virtual void wait() = 0;
+  // An error is a fault of the device, which runs nothing from then on.
+  virtual Result<void> wait() = 0;
+};
+
+// What was enqueued on a stream, recorded once; launching it costs the host one call.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual void launch(Stream& stream) = 0;
 };
 
 // Device memory, freed by the destructor.
@@ -58,6 +69,11 @@ class Step {
   virtual void update(const StepInputs& inputs, Stream& stream) = 0;
   virtual int num_rows() const = 0;
   virtual int num_logit_rows() const = 0;
+  // Steps of one key make the same launches on the same addresses, so one graph serves them all;
+  // nothing: the step's ops are to be run one by one.
+  virtual std::optional<int> graph_key() const { return std::nullopt; }
+  // Rows of the decode steps (one row a sequence) that differ in their keys.
+  virtual std::vector<int> graph_batches() const { return {}; }
 };
 
 struct KvCacheDesc {
@@ -92,6 +108,11 @@ struct LoraTableDesc {
   int num_layers = 0;
 };
 
+struct DeviceMemory {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+};
+
 // A device. Plans and packs are made at start-up (or by adapter loaders); only ops' run(),
 // Step::update and Sampler run inside a step. Not thread-safe, except pack_adapter, which any
 // thread may call at any time.
@@ -100,9 +121,16 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string name() const = 0;  // "cpu", "cuda (NVIDIA H200)"
+  // Of a device with memory of its own; nothing where that is the host's.
+  virtual std::optional<DeviceMemory> memory() const { return std::nullopt; }
 
   virtual std::unique_ptr<Stream> make_stream() = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
+  // Records what `work` enqueues on `stream`, without running it; null where there are no graphs.
+  virtual std::unique_ptr<Graph> record(Stream& stream, const std::function<void()>& work) {
+    static_cast<void>(stream), static_cast<void>(work);
+    return nullptr;
+  }
   // kOverloaded with both numbers when memory is short.
   virtual Result<std::unique_ptr<Buffer>> allocate(size_t num_bytes) = 0;
   virtual Result<std::unique_ptr<Step>> make_step(const StepDesc& desc) = 0;

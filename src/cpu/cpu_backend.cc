@@ -31,7 +31,7 @@ class CpuStream : public Stream {
 class CpuEvent : public Event {
  public:
   void record(Stream&) override {}
-  void wait() override {}
+  Result<void> wait() override { return {}; }
 };
 
 class CpuBuffer : public Buffer {

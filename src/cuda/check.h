@@ -4,7 +4,8 @@
 
 namespace medley::cuda {
 
-// Aborts with CUDA's own text: a failing call is a bug or a device fault.
+// A failing call is a bug, and aborts with CUDA's own text, or a fault of the device: that one is
+// remembered (fault.h), and no call does anything from then on.
 void check_cuda(cudaError_t error, const char* call, const char* file, int line);
 
 }  // namespace medley::cuda

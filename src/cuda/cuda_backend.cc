@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "cuda/check.h"
 #include "cuda/context.h"
@@ -25,6 +26,8 @@ Error not_yet(const char* op) {
 class CudaBackend : public Backend {
  public:
   static Result<std::unique_ptr<Backend>> make() {
+    // A module that is loaded when it is first used would halt a step.
+    setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
       cudaGetLastError();
@@ -47,8 +50,18 @@ class CudaBackend : public Backend {
     return std::unique_ptr<Backend>(std::move(backend));
   }
 
+  Context& context() { return context_; }
+
   std::string name() const override { return name_; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(); }
+  std::optional<DeviceMemory> memory() const override {
+    DeviceMemory memory;
+    MEDLEY_CUDA_CHECK(cudaMemGetInfo(&memory.free_bytes, &memory.total_bytes));
+    return memory;
+  }
+  std::unique_ptr<Graph> record(Stream& stream, const std::function<void()>& work) override {
+    return std::make_unique<CudaGraph>(static_cast<CudaStream&>(stream), work);
+  }
   std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(); }
   Result<std::unique_ptr<Buffer>> allocate(size_t num_bytes) override {
     MEDLEY_TRY_ASSIGN(DeviceBuffer buffer, DeviceBuffer::allocate(num_bytes));
@@ -139,6 +152,10 @@ class CudaBackend : public Backend {
 
 }  // namespace
 }  // namespace cuda
+
+cuda::Context& cuda_context(Backend& backend) {
+  return static_cast<cuda::CudaBackend&>(backend).context();
+}
 
 Result<std::unique_ptr<Backend>> make_cuda_backend() { return cuda::CudaBackend::make(); }
 

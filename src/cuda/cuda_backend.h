@@ -12,4 +12,10 @@ namespace medley {
 // and lm_head for few rows, with LoRA; the rest of the interface answers kUnsupported.
 Result<std::unique_ptr<Backend>> make_cuda_backend();
 
+namespace cuda {
+struct Context;
+}
+// What a CUDA backend's ops share, for ops that are planned beside the interface.
+cuda::Context& cuda_context(Backend& backend);
+
 }  // namespace medley

@@ -154,6 +154,20 @@ CudaStep::CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepP
   }
 }
 
+std::optional<int> CudaStep::graph_key() const {
+  if (!is_decode_ || num_rows_ == 0 || launch_logit_rows() != launch_rows()) return std::nullopt;
+  return launch_rows() * 2 + (has_lora_ ? 1 : 0);
+}
+
+std::vector<int> CudaStep::graph_batches() const {
+  const int most = std::min(desc_.max_rows, desc_.max_seqs);
+  std::vector<int> batches;
+  for (int rows = 1; rows <= most; ++rows) {
+    if (padded_rows(rows) == rows || rows == most) batches.push_back(rows);
+  }
+  return batches;
+}
+
 void CudaStep::update(const StepInputs& inputs, Stream& stream) {
   MEDLEY_CHECK_LE(inputs.num_rows(), desc_.max_rows);
   MEDLEY_CHECK_LE(inputs.num_seqs(), desc_.max_seqs);
@@ -167,7 +181,7 @@ void CudaStep::update(const StepInputs& inputs, Stream& stream) {
 
   Staging& staging = stagings_[next_staging_];
   next_staging_ = (next_staging_ + 1) % kStagings;
-  staging.copied.wait();
+  static_cast<void>(staging.copied.wait());  // a fault shows when the step is waited for
   fill(inputs, is_decode_ ? staging.decode : staging.any);
   const cudaStream_t on = cuda_stream(stream);
   const auto copy = [&](size_t offset, size_t num_bytes) {

@@ -57,6 +57,8 @@ class CudaStep : public Step {
   void update(const StepInputs& inputs, Stream& stream) override;
   int num_rows() const override { return num_rows_; }
   int num_logit_rows() const override { return num_logit_rows_; }
+  std::optional<int> graph_key() const override;
+  std::vector<int> graph_batches() const override;
 
   const StepDesc& desc() const { return desc_; }
   int num_seqs() const { return num_seqs_; }

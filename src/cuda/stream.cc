@@ -1,6 +1,7 @@
 #include "cuda/stream.h"
 
 #include "cuda/check.h"
+#include "cuda/fault.h"
 
 namespace medley::cuda {
 
@@ -15,7 +16,10 @@ CudaEvent::~CudaEvent() { cudaEventDestroy(event_); }
 void CudaEvent::record(Stream& stream) {
   MEDLEY_CUDA_CHECK(cudaEventRecord(event_, cuda_stream(stream)));
 }
-void CudaEvent::wait() { MEDLEY_CUDA_CHECK(cudaEventSynchronize(event_)); }
+Result<void> CudaEvent::wait() {
+  MEDLEY_CUDA_CHECK(cudaEventSynchronize(event_));
+  return device_fault();
+}
 
 CudaGraph::~CudaGraph() {
   if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
@@ -29,8 +33,8 @@ void CudaGraph::end(CudaStream& stream) {
   MEDLEY_CUDA_CHECK(cudaGraphInstantiate(&graph_, graph, 0));
   MEDLEY_CUDA_CHECK(cudaGraphDestroy(graph));
 }
-void CudaGraph::launch(CudaStream& stream) {
-  MEDLEY_CUDA_CHECK(cudaGraphLaunch(graph_, stream.get()));
+void CudaGraph::launch(Stream& stream) {
+  MEDLEY_CUDA_CHECK(cudaGraphLaunch(graph_, cuda_stream(stream)));
 }
 
 }  // namespace medley::cuda

@@ -28,7 +28,7 @@ class CudaEvent : public Event {
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
   void record(Stream& stream) override;
-  void wait() override;
+  Result<void> wait() override;
   cudaEvent_t get() const { return event_; }
 
  private:
@@ -36,7 +36,7 @@ class CudaEvent : public Event {
 };
 
 // Work captured from a stream once and launched as often as wanted.
-class CudaGraph {
+class CudaGraph : public Graph {
  public:
   // `work` enqueues on the stream; nothing runs.
   template <class Work>
@@ -45,10 +45,10 @@ class CudaGraph {
     work();
     end(stream);
   }
-  ~CudaGraph();
+  ~CudaGraph() override;
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
-  void launch(CudaStream& stream);
+  void launch(Stream& stream) override;
 
  private:
   void begin(CudaStream& stream);

@@ -1,7 +1,10 @@
 #include "engine/model_executor.h"
 
 #include <array>
+#include <map>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 
@@ -27,6 +30,19 @@ class ModelExecutor final : public Executor {
 
   ~ModelExecutor() override { parts_.stream->synchronize(); }
 
+  void record_graphs(Backend& backend) {
+    for (const int rows : parts_.step->graph_batches()) {
+      for (const int32_t adapter : {kNoAdapter, int32_t{0}}) {
+        update_for_recording(rows, adapter);
+        const std::optional<int> key = parts_.step->graph_key();
+        MEDLEY_CHECK(key.has_value(), "a batch worth a graph has no key");
+        graphs_[*key] = backend.record(
+            *parts_.stream, [&] { parts_.model->forward(*parts_.step, *parts_.stream); });
+      }
+    }
+    parts_.stream->synchronize();
+  }
+
   const ExecutorDesc& desc() const override { return desc_; }
   Stream& stream() override { return *parts_.stream; }
 
@@ -36,7 +52,7 @@ class ModelExecutor final : public Executor {
     Stream& stream = *parts_.stream;
     for (const SlotUpdate& u : updates) parts_.sampler->set_slot(u.slot, u.params, stream);
     parts_.step->update(inputs, stream);
-    parts_.model->forward(*parts_.step, stream);
+    forward(stream);
     const StepTicket ticket = num_launched_++;
     if (inputs.num_logit_rows() > 0) {
       parts_.sampler->run(parts_.model->logits(), *parts_.step, stream,
@@ -49,13 +65,44 @@ class ModelExecutor final : public Executor {
   Result<const SampleOutput*> wait(StepTicket ticket) override {
     MEDLEY_CHECK_EQ(ticket, num_waited_);
     ++num_waited_;
-    parts_.done[ticket % kMaxStepsInFlight]->wait();
+    MEDLEY_TRY(parts_.done[ticket % kMaxStepsInFlight]->wait());
     return &outputs_[ticket % kMaxStepsInFlight];
   }
 
  private:
+  void forward(Stream& stream) {
+    if (const std::optional<int> key = parts_.step->graph_key()) {
+      const auto graph = graphs_.find(*key);
+      if (graph != graphs_.end()) return graph->second->launch(stream);
+    }
+    parts_.model->forward(*parts_.step, stream);
+  }
+
+  // A decode step of `rows` sequences of one token, all with one adapter.
+  void update_for_recording(int rows, int32_t adapter) {
+    const std::vector<int32_t> zeros(rows, 0);
+    const std::vector<int32_t> ones(rows, 1);
+    const std::vector<int32_t> adapters(rows, adapter);
+    std::vector<int32_t> counting(rows + 1);
+    std::iota(counting.begin(), counting.end(), 0);
+    const std::span<const int32_t> indices(counting.data(), rows);
+    parts_.step->update({.token_ids = zeros,
+                         .positions = zeros,
+                         .seq_of_row = indices,
+                         .adapter_of_row = adapters,
+                         .q_indptr = counting,
+                         .kv_lens = ones,
+                         .page_indptr = counting,
+                         .page_ids = zeros,
+                         .sampler_slots = indices,
+                         .logit_rows = indices,
+                         .logit_seqs = indices},
+                        *parts_.stream);
+  }
+
   const ExecutorDesc desc_;
   Parts parts_;
+  std::map<int, std::unique_ptr<Graph>> graphs_;  // by Step::graph_key()
   std::array<SampleOutput, kMaxStepsInFlight> outputs_;
   StepTicket num_launched_ = 0;
   StepTicket num_waited_ = 0;
@@ -65,7 +112,7 @@ class ModelExecutor final : public Executor {
 
 Result<std::unique_ptr<Executor>> make_model_executor(Backend& backend,
                                                       std::unique_ptr<Model> model,
-                                                      const ModelOptions& options) {
+                                                      const ExecutorOptions& options) {
   const ExecutorDesc desc = {.step = options.step,
                              .num_pages = options.num_pages,
                              .page_size = options.page_size,
@@ -73,11 +120,14 @@ Result<std::unique_ptr<Executor>> make_model_executor(Backend& backend,
   ModelExecutor::Parts parts;
   parts.model = std::move(model);
   parts.stream = backend.make_stream();
+  MEDLEY_TRY(parts.model->make_kv_cache(options.num_pages, options.page_size));
   MEDLEY_TRY_ASSIGN(parts.step, backend.make_step(desc.step));
   MEDLEY_TRY_ASSIGN(parts.sampler, backend.plan(SamplerDesc{.max_seqs = desc.step.max_seqs,
                                                             .vocab_size = desc.vocab_size}));
   for (auto& event : parts.done) event = backend.make_event();
-  return std::unique_ptr<Executor>(std::make_unique<ModelExecutor>(std::move(parts), desc));
+  auto executor = std::make_unique<ModelExecutor>(std::move(parts), desc);
+  executor->record_graphs(backend);
+  return std::unique_ptr<Executor>(std::move(executor));
 }
 
 }  // namespace medley

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,8 @@ struct Recording {
   std::string trace;
   std::vector<std::pair<SampleOutput*, int>> enqueued;
   int num_sampled = 0;
+  bool fault = false;
+  bool has_graphs = false;
 };
 
 struct FakeStream final : Stream {
@@ -27,13 +30,15 @@ struct FakeStream final : Stream {
 struct FakeEvent final : Event {
   explicit FakeEvent(Recording& r) : recording(r) {}
   void record(Stream&) override { recording.trace += "record "; }
-  void wait() override {
+  Result<void> wait() override {
     recording.trace += "wait ";
-    if (recording.enqueued.empty()) return;
+    if (recording.fault) return internal_error("the device has failed");
+    if (recording.enqueued.empty()) return {};
     const auto [out, num_rows] = recording.enqueued.front();
     recording.enqueued.erase(recording.enqueued.begin());
     for (int i = 0; i < num_rows; ++i) out->token_ids[i] = 100 * recording.num_sampled + i;
     ++recording.num_sampled;
+    return {};
   }
   Recording& recording;
 };
@@ -44,11 +49,22 @@ struct FakeStep final : Step {
     recording.trace += "update ";
     rows = inputs.num_rows();
     logit_rows = inputs.num_logit_rows();
+    seqs = inputs.num_seqs();
+    lora = !inputs.adapter_of_row.empty() && inputs.adapter_of_row[0] != kNoAdapter;
   }
   int num_rows() const override { return rows; }
   int num_logit_rows() const override { return logit_rows; }
+  // As a device that pads batches to powers of two: 1, 2 and 4 rows.
+  std::optional<int> graph_key() const override {
+    if (!recording.has_graphs || rows > 4 || rows != seqs) return std::nullopt;
+    return (rows > 2 ? 4 : rows) * 2 + lora;
+  }
+  std::vector<int> graph_batches() const override {
+    return recording.has_graphs ? std::vector<int>{1, 2, 4} : std::vector<int>{};
+  }
   Recording& recording;
-  int rows = 0, logit_rows = 0;
+  int rows = 0, logit_rows = 0, seqs = 0;
+  bool lora = false;
 };
 
 struct FakeSampler final : Sampler {
@@ -66,11 +82,23 @@ struct FakeSampler final : Sampler {
 struct FakeForward final : Model {
   explicit FakeForward(Recording& r) : recording(r) { model_spec.vocab_size = 77; }
   void forward(const Step&, Stream&) override { recording.trace += "forward "; }
+  Result<void> make_kv_cache(int num_pages, int page_size) override {
+    EXPECT_EQ(num_pages, 8);
+    EXPECT_EQ(page_size, 16);
+    return {};
+  }
   ConstTensorView logits() const override { return {}; }
   const ModelSpec& spec() const override { return model_spec; }
   size_t num_weight_bytes() const override { return 0; }
   Recording& recording;
   ModelSpec model_spec;
+};
+
+struct FakeGraph final : Graph {
+  FakeGraph(Recording& r, std::string w) : recording(r), work(std::move(w)) {}
+  void launch(Stream&) override { recording.trace += "graph(" + work + ") "; }
+  Recording& recording;
+  std::string work;
 };
 
 // Offers what an executor needs and nothing else.
@@ -80,6 +108,14 @@ class FakeBackend final : public testing::UnusedBackend {
   explicit FakeBackend(Recording& r) : recording_(r) {}
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<FakeStream>(); }
   std::unique_ptr<Event> make_event() override { return std::make_unique<FakeEvent>(recording_); }
+  std::unique_ptr<Graph> record(Stream&, const std::function<void()>& work) override {
+    const std::string before = std::exchange(recording_.trace, "");
+    work();
+    std::string recorded = std::exchange(recording_.trace, before);
+    recorded.pop_back();
+    return std::make_unique<FakeGraph>(recording_,
+                                       recorded + " " + std::to_string(num_recorded_++));
+  }
   Result<std::unique_ptr<Step>> make_step(const StepDesc& desc) override {
     if (desc.max_rows > 64) return Error{ErrorCode::kOverloaded, "no memory for the step"};
     return std::unique_ptr<Step>(std::make_unique<FakeStep>(recording_));
@@ -92,9 +128,10 @@ class FakeBackend final : public testing::UnusedBackend {
 
  private:
   Recording& recording_;
+  int num_recorded_ = 0;
 };
 
-ModelOptions options(int max_rows = 16) {
+ExecutorOptions options(int max_rows = 16) {
   return {.step = {.max_rows = max_rows, .max_seqs = 4, .max_pages = 8},
           .num_pages = 8,
           .page_size = 16};
@@ -140,6 +177,35 @@ TEST_F(ModelExecutorTest, TwoStepsInFlightKeepTheirOutputsApart) {
   EXPECT_EQ(out_first->token_ids[1], 1);
   EXPECT_EQ(out_second->token_ids[1], 101);
   EXPECT_EQ(out_first->token_ids.size(), 4u);
+}
+
+TEST_F(ModelExecutorTest, AFaultOfTheDeviceIsAnError) {
+  const StepTicket ticket = *executor_->launch(inputs(rows_, logit_rows_), {});
+  recording_.fault = true;
+  const auto output = executor_->wait(ticket);
+  ASSERT_FALSE(output.ok());
+  EXPECT_EQ(output.error().message, "the device has failed");
+}
+
+TEST_F(ModelExecutorTest, DecodeStepsLaunchTheGraphOfTheirKey) {
+  recording_.has_graphs = true;
+  executor_ =
+      make_model_executor(backend_, std::make_unique<FakeForward>(recording_), options()).value();
+  recording_.trace.clear();
+  const std::vector<int32_t> tokens = {5, 6, 7};
+  const std::vector<int32_t> lens = {4, 4, 9};
+  const std::vector<int32_t> adapters = {2, -1, -1};
+  // Three rows take the graph of four with LoRA, the last of the six recorded.
+  ASSERT_TRUE(
+      executor_->launch({.token_ids = tokens, .adapter_of_row = adapters, .kv_lens = lens}, {})
+          .ok());
+  EXPECT_EQ(recording_.trace, "update graph(forward 5) record ");
+  recording_.trace.clear();
+  ASSERT_TRUE(executor_->wait(0).ok());
+  recording_.trace.clear();
+  // A chunk of one sequence has no key.
+  ASSERT_TRUE(executor_->launch({.token_ids = tokens, .kv_lens = {lens.data(), 1}}, {}).ok());
+  EXPECT_EQ(recording_.trace, "update forward record ");
 }
 
 TEST_F(ModelExecutorTest, LackOfMemoryIsAnErrorAtStart) {

@@ -43,6 +43,16 @@ class ModelImpl final : public Model {
     return {};
   }
 
+  Result<void> make_kv_cache(int num_pages, int page_size) override {
+    MEDLEY_TRY_ASSIGN(kv_, backend_.make_kv_cache({.num_layers = spec_.num_layers(),
+                                                   .num_pages = num_pages,
+                                                   .page_size = page_size,
+                                                   .num_kv_heads = spec_.attention.num_kv_heads,
+                                                   .head_dim = spec_.attention.head_dim,
+                                                   .dtype = options_.dtype}));
+    return {};
+  }
+
   void forward(const Step& step, Stream& stream) override {
     embed_->run({.table = embed_table_.get(), .residual = residual_}, step, stream);
     for (size_t l = 0; l < layers_.size(); ++l) {
@@ -127,7 +137,7 @@ class ModelImpl final : public Model {
   }
 
   Result<void> make_buffers() {
-    const int64_t rows = options_.step.max_rows;
+    const int64_t rows = options_.max_rows;
     const int64_t hidden = spec_.hidden_size;
     const DType dtype = options_.dtype;
     MEDLEY_TRY_ASSIGN(residual_, make_tensor(dtype, {rows, hidden}));
@@ -136,21 +146,14 @@ class ModelImpl final : public Model {
     MEDLEY_TRY_ASSIGN(qkv_, make_tensor(dtype, {rows, spec_.qkv_size()}));
     MEDLEY_TRY_ASSIGN(attention_, make_tensor(dtype, {rows, int64_t{spec_.attention.num_heads} *
                                                                 spec_.attention.head_dim}));
-    MEDLEY_TRY_ASSIGN(logits_,
-                      make_tensor(DType::kF32, {options_.step.max_seqs, spec_.vocab_size}));
-    MEDLEY_TRY_ASSIGN(kv_, backend_.make_kv_cache({.num_layers = spec_.num_layers(),
-                                                   .num_pages = options_.num_pages,
-                                                   .page_size = options_.page_size,
-                                                   .num_kv_heads = spec_.attention.num_kv_heads,
-                                                   .head_dim = spec_.attention.head_dim,
-                                                   .dtype = dtype}));
+    MEDLEY_TRY_ASSIGN(logits_, make_tensor(DType::kF32, {options_.max_seqs, spec_.vocab_size}));
     if (spec_.moe) {
       const int64_t routed_rows = rows * experts_per_token();
       MEDLEY_TRY_ASSIGN(routed_hidden_,
                         make_tensor(dtype, {routed_rows, spec_.moe->intermediate_size}));
       MEDLEY_TRY_ASSIGN(routed_out_, make_tensor(dtype, {routed_rows, hidden}));
-      MEDLEY_TRY_ASSIGN(
-          routing_, backend_.make_routing({.max_rows = options_.step.max_rows, .moe = *spec_.moe}));
+      MEDLEY_TRY_ASSIGN(routing_,
+                        backend_.make_routing({.max_rows = options_.max_rows, .moe = *spec_.moe}));
     }
     return {};
   }
@@ -252,7 +255,7 @@ class ModelImpl final : public Model {
                       backend_.plan(DenseMlpDesc{.hidden_size = spec_.hidden_size,
                                                  .mlp = *spec_.mlp,
                                                  .dtype = options_.dtype,
-                                                 .max_rows = options_.step.max_rows,
+                                                 .max_rows = options_.max_rows,
                                                  .gate_up_lora = {LoraModule::kMlpGateUp, l},
                                                  .down_lora = {LoraModule::kMlpDown, l}}));
     return {};

@@ -13,18 +13,21 @@ namespace medley {
 
 struct ModelOptions {
   DType dtype = DType::kBF16;  // activations, residual stream and KV cache
-  StepDesc step;
-  int num_pages = 0;
-  int page_size = 16;
+  int max_rows = 0;            // of a step
+  int max_seqs = 0;
 };
 
 // One forward pass, built from the spec's layers out of the backend's ops. Engine thread only.
 class Model {
  public:
-  // Packs the weights and plans every op; after this a step allocates nothing.
+  // Packs the weights, plans every op and makes the buffers between them.
   static Result<std::unique_ptr<Model>> create(const ModelSpec& spec, const ModelWeights& weights,
                                                Backend& backend, const ModelOptions& options);
   virtual ~Model() = default;
+
+  // Before the first step, once it is known how much memory the weights have left. After this a
+  // step allocates nothing.
+  virtual Result<void> make_kv_cache(int num_pages, int page_size) = 0;
 
   // Enqueues one step. Afterwards logits() holds step.num_logit_rows() rows.
   virtual void forward(const Step& step, Stream& stream) = 0;

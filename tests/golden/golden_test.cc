@@ -109,10 +109,12 @@ class Served {
       collect(name, adapter / "golden.json");
     }
     const StepDesc step{.max_rows = 48, .max_seqs = 16, .max_pages = 16 * 8};
-    const ModelOptions options{.dtype = DType::kF32, .step = step, .num_pages = 1024};
-    auto model = Model::create(*spec, *weights, *backend_, options);
+    auto model = Model::create(
+        *spec, *weights, *backend_,
+        {.dtype = DType::kF32, .max_rows = step.max_rows, .max_seqs = step.max_seqs});
     EXPECT_TRUE(model.ok()) << model.error().message;
-    auto executor = make_model_executor(*backend_, std::move(model).value(), options);
+    auto executor = make_model_executor(*backend_, std::move(model).value(),
+                                        {.step = step, .num_pages = 1024});
     EXPECT_TRUE(executor.ok()) << executor.error().message;
     const EngineOptions engine_options{.max_num_seqs = step.max_seqs,
                                        .max_num_batched_tokens = step.max_rows,
