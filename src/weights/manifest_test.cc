@@ -66,6 +66,14 @@ TEST_P(ManifestTest, EveryTensorOfThePublishedCheckpointIsConsumedAndNoneIsMissi
   EXPECT_EQ(weights->layers.size(), manifest.file["layers"].get<size_t>());
   EXPECT_FALSE(manifest.generation.eos_token_ids.empty());
 
+  const TensorMap wanted = wanted_tensors(manifest.spec);
+  EXPECT_EQ(wanted.size(), manifest.tensors.size());
+  for (const auto& [name, tensor] : wanted) {
+    ASSERT_TRUE(manifest.tensors.contains(name)) << name;
+    EXPECT_EQ(tensor.shape, manifest.tensors.at(name).shape) << name;
+    EXPECT_EQ(tensor.dtype, manifest.tensors.at(name).dtype) << name;
+  }
+
   TensorMap fewer = manifest.tensors;
   fewer.erase(std::prev(fewer.end()));
   EXPECT_FALSE(read_model_weights(manifest.spec, fewer).ok());

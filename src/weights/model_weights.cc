@@ -75,10 +75,7 @@ MatrixView read_lm_head(TensorReader& reader, const ModelSpec& spec, const Matri
   return embedding;
 }
 
-}  // namespace
-
-Result<ModelWeights> read_model_weights(const ModelSpec& spec, const TensorMap& tensors) {
-  TensorReader reader(tensors);
+Result<ModelWeights> read_all(TensorReader& reader, const ModelSpec& spec) {
   const WeightNames& names = spec.names;
   ModelWeights weights;
   weights.embedding = reader.matrix(names.embed, spec.vocab_size, spec.hidden_size);
@@ -99,6 +96,20 @@ Result<ModelWeights> read_model_weights(const ModelSpec& spec, const TensorMap& 
   }
   MEDLEY_TRY(reader.finish());
   return weights;
+}
+
+}  // namespace
+
+Result<ModelWeights> read_model_weights(const ModelSpec& spec, const TensorMap& tensors) {
+  TensorReader reader(tensors);
+  return read_all(reader, spec);
+}
+
+TensorMap wanted_tensors(const ModelSpec& spec) {
+  TensorMap wanted;
+  TensorReader reader(wanted, spec.checkpoint_dtype);
+  MEDLEY_CHECK(read_all(reader, spec).ok());
+  return wanted;
 }
 
 Result<ModelWeights> read_model_weights(const ModelSpec& spec, const Checkpoint& checkpoint) {

@@ -39,5 +39,7 @@ struct ModelWeights {
 Result<ModelWeights> read_model_weights(const ModelSpec& spec, const Checkpoint& checkpoint);
 // The same from a list of tensors; data pointers are not followed and may be null.
 Result<ModelWeights> read_model_weights(const ModelSpec& spec, const TensorMap& tensors);
+// The tensors of a checkpoint of this model, without data: those that read_model_weights needs.
+TensorMap wanted_tensors(const ModelSpec& spec);
 
 }  // namespace medley

@@ -15,6 +15,13 @@ void TensorReader::fail(const std::string& name, const std::string& problem) {
 ConstTensorView TensorReader::take(const std::string& name, const Shape& shape,
                                    std::initializer_list<DType> dtypes) {
   const ConstTensorView missing(nullptr, *dtypes.begin(), shape);
+  if (wanted_ != nullptr) {
+    const bool floats = std::find(dtypes.begin(), dtypes.end(), wanted_dtype_) != dtypes.end();
+    const ConstTensorView wanted(nullptr, floats ? wanted_dtype_ : *dtypes.begin(), shape);
+    wanted_->insert_or_assign(name, wanted);
+    used_.insert(name);
+    return wanted;
+  }
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) {
     fail(name, fmt::format("missing; expected shape {}", shape.to_string()));

@@ -17,6 +17,9 @@ namespace medley {
 class TensorReader {
  public:
   explicit TensorReader(const TensorMap& tensors) : tensors_(tensors) {}
+  // Lists what is asked for in `wanted`, floating tensors as `dtype`, instead of taking it.
+  TensorReader(TensorMap& wanted, DType dtype)
+      : tensors_(wanted), wanted_(&wanted), wanted_dtype_(dtype) {}
 
   bool has(std::string_view name) const { return tensors_.contains(name); }
   // float32, bfloat16 or float16.
@@ -37,6 +40,8 @@ class TensorReader {
                        std::initializer_list<DType> dtypes);
 
   const TensorMap& tensors_;
+  TensorMap* wanted_ = nullptr;
+  DType wanted_dtype_ = DType::kBF16;
   std::set<std::string, std::less<>> used_;
   std::optional<Error> error_;
 };
