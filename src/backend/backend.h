@@ -113,6 +113,13 @@ struct DeviceMemory {
   size_t total_bytes = 0;
 };
 
+// What packing weights spent its time on, in seconds; nothing where it can't be told apart.
+struct PackingTimes {
+  double read_s = 0.0;    // copying from the checkpoint's memory, page faults included
+  double upload_s = 0.0;  // waiting for the device to take and pack what was read
+  double pack_s = 0.0;    // of that, kernels
+};
+
 // A device. Plans and packs are made at start-up (or by adapter loaders); only ops' run(),
 // Step::update and Sampler run inside a step. Not thread-safe, except pack_adapter, which any
 // thread may call at any time.
@@ -145,6 +152,8 @@ class Backend {
   virtual Result<std::unique_ptr<PackedWeight>> pack_experts(
       const ExpertGateUpWeights& weights) = 0;
   virtual Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertDownWeights& weights) = 0;
+  // After the last weight: frees what only packing needed. Returns the times since the last call.
+  virtual PackingTimes finish_packing() { return {}; }
 
   // LoRA: one table of slots, read by every op that has a LoRA site.
   virtual Result<void> make_lora_table(const LoraTableDesc& desc) = 0;

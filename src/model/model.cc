@@ -6,10 +6,6 @@ namespace medley {
 namespace {
 
 struct Layer {
-  std::unique_ptr<PackedWeight> input_norm, post_attention_norm, q_norm, k_norm, sinks;
-  std::unique_ptr<PackedWeight> qkv_weight, o_weight;
-  std::unique_ptr<PackedWeight> router_weight, gate_up_weight, down_weight;
-
   std::unique_ptr<AddNorm> input_add_norm;
   std::unique_ptr<Linear> qkv, o;
   std::unique_ptr<QkNormRopeAppend> qk_norm_rope_append;
@@ -30,16 +26,17 @@ class ModelImpl final : public Model {
 
   Result<void> init(const ModelWeights& weights) {
     MEDLEY_TRY(make_buffers());
-    MEDLEY_TRY(plan_ends(weights));
+    MEDLEY_TRY(plan_ends());
     layers_.resize(spec_.num_layers());
     for (int l = 0; l < spec_.num_layers(); ++l) {
-      MEDLEY_TRY(plan_attention(l, weights.layers[l]));
+      MEDLEY_TRY(plan_attention(l));
       if (spec_.layers[l].moe) {
-        MEDLEY_TRY(plan_moe(l, weights.layers[l]));
+        MEDLEY_TRY(plan_moe(l));
       } else {
-        MEDLEY_TRY(plan_mlp(l, weights.layers[l]));
+        MEDLEY_TRY(plan_mlp(l));
       }
     }
+    MEDLEY_TRY_ASSIGN(weights_, pack_model(spec_, weights, backend_, options_.on_progress));
     return {};
   }
 
@@ -54,54 +51,53 @@ class ModelImpl final : public Model {
   }
 
   void forward(const Step& step, Stream& stream) override {
-    embed_->run({.table = embed_table_.get(), .residual = residual_}, step, stream);
+    embed_->run({.table = weights_.embedding.get(), .residual = residual_}, step, stream);
     for (size_t l = 0; l < layers_.size(); ++l) {
       const Layer& layer = layers_[l];
+      const PackedLayer& packed = weights_.layers[l];
       layer.input_add_norm->run(
-          add_norm_args(l == 0 ? Delta::kNone : delta_after(l - 1), layer.input_norm.get()), step,
+          add_norm_args(l == 0 ? Delta::kNone : delta_after(l - 1), packed.input_norm.get()), step,
           stream);
-      layer.qkv->run({.x = x_, .weight = layer.qkv_weight.get(), .out = qkv_}, step, stream);
+      layer.qkv->run({.x = x_, .weight = packed.qkv.get(), .out = qkv_}, step, stream);
       layer.qk_norm_rope_append->run({.qkv = qkv_,
-                                      .q_norm = layer.q_norm.get(),
-                                      .k_norm = layer.k_norm.get(),
+                                      .q_norm = packed.q_norm.get(),
+                                      .k_norm = packed.k_norm.get(),
                                       .kv = kv_.get()},
                                      step, stream);
       layer.attention->run(
-          {.qkv = qkv_, .kv = kv_.get(), .sinks = layer.sinks.get(), .out = attention_}, step,
+          {.qkv = qkv_, .kv = kv_.get(), .sinks = packed.sinks.get(), .out = attention_}, step,
           stream);
-      layer.o->run({.x = attention_, .weight = layer.o_weight.get(), .out = delta_}, step, stream);
-      const AddNormArgs post = add_norm_args(Delta::kDense, layer.post_attention_norm.get());
+      layer.o->run({.x = attention_, .weight = packed.o.get(), .out = delta_}, step, stream);
+      const AddNormArgs post = add_norm_args(Delta::kDense, packed.post_attention_norm.get());
       if (layer.add_norm_route) {
         layer.add_norm_route->run(
-            {.add_norm = post, .router = layer.router_weight.get(), .routing = routing_.get()},
-            step, stream);
+            {.add_norm = post, .router = packed.router.get(), .routing = routing_.get()}, step,
+            stream);
         layer.moe_gate_up->run({.x = x_,
                                 .routing = routing_.get(),
-                                .weight = layer.gate_up_weight.get(),
+                                .weight = packed.gate_up.get(),
                                 .out = routed_hidden_},
                                step, stream);
         layer.moe_down->run({.x = routed_hidden_,
                              .routing = routing_.get(),
-                             .weight = layer.down_weight.get(),
+                             .weight = packed.down.get(),
                              .out = routed_out_},
                             step, stream);
       } else {
         layer.post_add_norm->run(post, step, stream);
-        layer.dense_mlp->run({.x = x_,
-                              .gate_up = layer.gate_up_weight.get(),
-                              .down = layer.down_weight.get(),
-                              .out = delta_},
-                             step, stream);
+        layer.dense_mlp->run(
+            {.x = x_, .gate_up = packed.gate_up.get(), .down = packed.down.get(), .out = delta_},
+            step, stream);
       }
     }
-    final_add_norm_->run(add_norm_args(delta_after(layers_.size() - 1), final_norm_.get()), step,
-                         stream);
-    lm_head_->run({.x = x_, .weight = lm_head_weight_.get(), .logits = logits_}, step, stream);
+    final_add_norm_->run(add_norm_args(delta_after(layers_.size() - 1), weights_.final_norm.get()),
+                         step, stream);
+    lm_head_->run({.x = x_, .weight = weights_.lm_head.get(), .logits = logits_}, step, stream);
   }
 
   ConstTensorView logits() const override { return logits_; }
   const ModelSpec& spec() const override { return spec_; }
-  size_t num_weight_bytes() const override { return num_weight_bytes_; }
+  size_t num_weight_bytes() const override { return weights_.num_bytes; }
 
  private:
   using Delta = AddNormDesc::Delta;
@@ -158,18 +154,7 @@ class ModelImpl final : public Model {
     return {};
   }
 
-  // Keeps the weight in `slot` and counts its bytes.
-  Result<void> keep(Result<std::unique_ptr<PackedWeight>> packed,
-                    std::unique_ptr<PackedWeight>& slot) {
-    MEDLEY_TRY_ASSIGN(slot, std::move(packed));
-    num_weight_bytes_ += slot->num_bytes();
-    return {};
-  }
-
-  Result<void> plan_ends(const ModelWeights& weights) {
-    MEDLEY_TRY(keep(backend_.pack_embedding(weights.embedding), embed_table_));
-    MEDLEY_TRY(keep(backend_.pack_vector(weights.final_norm), final_norm_));
-    MEDLEY_TRY(keep(backend_.pack_linear(weights.lm_head), lm_head_weight_));
+  Result<void> plan_ends() {
     MEDLEY_TRY_ASSIGN(embed_, backend_.plan(EmbedDesc{.vocab_size = spec_.vocab_size,
                                                       .hidden_size = spec_.hidden_size,
                                                       .dtype = options_.dtype,
@@ -183,20 +168,11 @@ class ModelImpl final : public Model {
     return {};
   }
 
-  Result<void> plan_attention(int l, const LayerWeights& weights) {
+  Result<void> plan_attention(int l) {
     Layer& layer = layers_[l];
     const AttentionSpec& attention = spec_.attention;
     const int q_size = attention.num_heads * attention.head_dim;
     const int kv_size = attention.num_kv_heads * attention.head_dim;
-    MEDLEY_TRY(keep(backend_.pack_vector(weights.input_norm), layer.input_norm));
-    MEDLEY_TRY(keep(backend_.pack_vector(weights.post_attention_norm), layer.post_attention_norm));
-    MEDLEY_TRY(keep(backend_.pack_linear(weights.qkv), layer.qkv_weight));
-    MEDLEY_TRY(keep(backend_.pack_linear(weights.o), layer.o_weight));
-    if (attention.qk_norm) {
-      MEDLEY_TRY(keep(backend_.pack_vector(*weights.q_norm), layer.q_norm));
-      MEDLEY_TRY(keep(backend_.pack_vector(*weights.k_norm), layer.k_norm));
-    }
-    if (attention.sinks) MEDLEY_TRY(keep(backend_.pack_vector(*weights.sinks), layer.sinks));
     MEDLEY_TRY_ASSIGN(layer.input_add_norm,
                       backend_.plan(add_norm_desc(l == 0 ? Delta::kNone : delta_after(l - 1))));
     MEDLEY_TRY_ASSIGN(layer.qkv, backend_.plan(LinearDesc{.in_size = spec_.hidden_size,
@@ -224,11 +200,8 @@ class ModelImpl final : public Model {
     return {};
   }
 
-  Result<void> plan_moe(int l, const LayerWeights& weights) {
+  Result<void> plan_moe(int l) {
     Layer& layer = layers_[l];
-    MEDLEY_TRY(keep(backend_.pack_linear(weights.router), layer.router_weight));
-    MEDLEY_TRY(keep(backend_.pack_experts(weights.expert_gate_up), layer.gate_up_weight));
-    MEDLEY_TRY(keep(backend_.pack_experts(weights.expert_down), layer.down_weight));
     MEDLEY_TRY_ASSIGN(layer.add_norm_route,
                       backend_.plan(AddNormRouteDesc{.add_norm = add_norm_desc(Delta::kDense),
                                                      .moe = *spec_.moe,
@@ -246,10 +219,8 @@ class ModelImpl final : public Model {
     return {};
   }
 
-  Result<void> plan_mlp(int l, const LayerWeights& weights) {
+  Result<void> plan_mlp(int l) {
     Layer& layer = layers_[l];
-    MEDLEY_TRY(keep(backend_.pack_linear(weights.mlp_gate_up), layer.gate_up_weight));
-    MEDLEY_TRY(keep(backend_.pack_linear(weights.mlp_down), layer.down_weight));
     MEDLEY_TRY_ASSIGN(layer.post_add_norm, backend_.plan(add_norm_desc(Delta::kDense)));
     MEDLEY_TRY_ASSIGN(layer.dense_mlp,
                       backend_.plan(DenseMlpDesc{.hidden_size = spec_.hidden_size,
@@ -264,14 +235,13 @@ class ModelImpl final : public Model {
   const ModelSpec spec_;
   Backend& backend_;
   const ModelOptions options_;
-  size_t num_weight_bytes_ = 0;
+  PackedModel weights_;
 
   std::vector<std::unique_ptr<Buffer>> buffers_;
   TensorView residual_, x_, delta_, qkv_, attention_, routed_hidden_, routed_out_, logits_;
   std::unique_ptr<KvCache> kv_;
   std::unique_ptr<Routing> routing_;
 
-  std::unique_ptr<PackedWeight> embed_table_, final_norm_, lm_head_weight_;
   std::unique_ptr<Embed> embed_;
   std::unique_ptr<AddNorm> final_add_norm_;
   std::unique_ptr<LmHead> lm_head_;
@@ -282,7 +252,6 @@ class ModelImpl final : public Model {
 
 Result<std::unique_ptr<Model>> Model::create(const ModelSpec& spec, const ModelWeights& weights,
                                              Backend& backend, const ModelOptions& options) {
-  MEDLEY_CHECK_EQ(weights.layers.size(), spec.layers.size());
   auto model = std::make_unique<ModelImpl>(spec, backend, options);
   MEDLEY_TRY(model->init(weights));
   return std::unique_ptr<Model>(std::move(model));

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "base/error.h"
+#include "model/packed_model.h"
 #include "spec/model_spec.h"
 #include "weights/model_weights.h"
 
@@ -15,6 +16,7 @@ struct ModelOptions {
   DType dtype = DType::kBF16;  // activations, residual stream and KV cache
   int max_rows = 0;            // of a step
   int max_seqs = 0;
+  OnPackProgress on_progress = {};
 };
 
 // One forward pass, built from the spec's layers out of the backend's ops. Engine thread only.
