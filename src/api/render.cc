@@ -10,7 +10,8 @@ bool is_chat(const ResponseHead& head) { return head.shape == Shape::kChat; }
 Json render_usage(const Usage& usage) {
   return Json{{"prompt_tokens", usage.prompt_tokens},
               {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-              {"completion_tokens", usage.completion_tokens}};
+              {"completion_tokens", usage.completion_tokens},
+              {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
 Json render_stop_reason(const StopReason& reason) {

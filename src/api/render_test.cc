@@ -16,11 +16,12 @@ ResponseHead with_logprobs(ResponseHead head) {
 
 TEST(RenderChat, WholeAnswer) {
   EXPECT_EQ(render_response(kChat, {{.index = 0, .text = "Hi \"you\"", .finish_reason = "stop"}},
-                            {.prompt_tokens = 3, .completion_tokens = 2}),
+                            {.prompt_tokens = 3, .completion_tokens = 2, .cached_tokens = 1}),
             R"({"id":"chatcmpl-1","object":"chat.completion","created":9,"model":"m","choices":)"
             R"([{"index":0,"message":{"role":"assistant","content":"Hi \"you\""},"logprobs":null,)"
             R"("finish_reason":"stop","stop_reason":null}],)"
-            R"("usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2}})");
+            R"("usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2,)"
+            R"("prompt_tokens_details":{"cached_tokens":1}}})");
 }
 
 TEST(RenderChat, Chunks) {
@@ -36,7 +37,8 @@ TEST(RenderChat, Chunks) {
             "\n\n");
   EXPECT_EQ(render_usage_chunk(kChat, {.prompt_tokens = 1, .completion_tokens = 2}),
             R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":9,"model":"m",)"
-            R"("choices":[],"usage":{"prompt_tokens":1,"total_tokens":3,"completion_tokens":2}})"
+            R"("choices":[],"usage":{"prompt_tokens":1,"total_tokens":3,"completion_tokens":2,)"
+            R"("prompt_tokens_details":{"cached_tokens":0}}})"
             "\n\n");
 }
 
@@ -89,11 +91,13 @@ TEST(RenderCompletion, WholeAnswerAndChunk) {
       R"([{"index":0,"text":"a","logprobs":null,"finish_reason":"length",)"
       R"("stop_reason":null},{"index":1,"text":"b","logprobs":null,)"
       R"("finish_reason":"stop","stop_reason":"END"}],)"
-      R"("usage":{"prompt_tokens":1,"total_tokens":3,"completion_tokens":2}})");
+      R"("usage":{"prompt_tokens":1,"total_tokens":3,"completion_tokens":2,)"
+      R"("prompt_tokens_details":{"cached_tokens":0}}})");
   EXPECT_EQ(render_chunk(kCompletion, {.text = "a"}, Usage{.prompt_tokens = 1}),
             R"(data: {"id":"cmpl-1","object":"text_completion","created":9,"model":"m","choices":)"
             R"([{"index":0,"text":"a","logprobs":null,"finish_reason":null,"stop_reason":null}],)"
-            R"("usage":{"prompt_tokens":1,"total_tokens":1,"completion_tokens":0}})"
+            R"("usage":{"prompt_tokens":1,"total_tokens":1,"completion_tokens":0,)"
+            R"("prompt_tokens_details":{"cached_tokens":0}}})"
             "\n\n");
 }
 

@@ -45,6 +45,7 @@ struct Choice {
 struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
+  int64_t cached_tokens = 0;  // of the prompts, found in the prefix cache
 };
 
 // What all bytes of one answer share.

@@ -46,6 +46,7 @@ struct TokenEvent {
   std::optional<Error> error;            // with kError
   int64_t time_ns = 0;                   // when the token became known to the host
   int64_t scheduled_ns = 0;              // when the request first entered a step; 0: it never did
+  int64_t num_cached_tokens = 0;         // of its prompt, found in the prefix cache then
 };
 
 }  // namespace medley

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,6 +23,10 @@ struct EngineOptions {
   bool enable_prefix_caching = true;        // keys and values of equal beginnings are reused
 };
 
+// Bounds of EngineStats::num_steps_by_size: steps of at most so many tokens. Those of vLLM.
+inline constexpr std::array kStepSizeBounds = {1,   8,    16,   32,   64,   128,  256,
+                                               512, 1024, 2048, 4096, 8192, 16384};
+
 // A snapshot for /metrics and the dashboard.
 struct EngineStats {
   int num_running = 0;
@@ -30,6 +35,9 @@ struct EngineStats {
   int num_free_pages = 0;  // with those that the prefix cache would give up
   int page_size = 0;
   uint64_t num_steps = 0;
+  uint64_t num_step_tokens = 0;  // rows of all steps: prefilled, and sampled to go on from
+  // Each step under the first bound that holds it, the last place being for those above all bounds.
+  std::array<uint64_t, kStepSizeBounds.size() + 1> num_steps_by_size = {};
   uint64_t num_prompt_tokens = 0;  // computed in prefill
   uint64_t num_generation_tokens = 0;
   uint64_t num_preemptions = 0;

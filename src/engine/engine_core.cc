@@ -285,7 +285,7 @@ void EngineCore::enter(Sequence& seq) {
       num_prefix_cache_queries_ += seq.num_tokens();
       num_prefix_cache_hits_ += seq.num_computed;
     }
-    seq.num_counted_prompt = seq.num_computed;
+    seq.num_counted_prompt = seq.num_cached_tokens = seq.num_computed;
   }
   seq.preempted = false;
   seq.slot = free_slots_.back();
@@ -301,11 +301,15 @@ void EngineCore::add_to_batch(Sequence& seq, int64_t num_tokens, LaunchedStep& s
   const Batch::Outputs outputs = batch_.add(seq, num_tokens);
   seq.num_computed += num_tokens;
   step.rows.push_back({&seq, outputs, seq.num_computed});
+  step.num_tokens += num_tokens;
   seq.num_scored += outputs.num_scored;
 }
 
 void EngineCore::after_launch(LaunchedStep step) {
   ++num_steps_;
+  num_step_tokens_ += step.num_tokens;
+  ++num_steps_by_size_[std::ranges::lower_bound(kStepSizeBounds, step.num_tokens) -
+                       kStepSizeBounds.begin()];
   for (const auto& [seq, outputs, end] : step.rows) {
     ++seq->num_steps_in_flight;
     const int64_t num_prompt = std::min(seq->num_computed, seq->num_prompt());
@@ -395,6 +399,7 @@ TokenEvent& EngineCore::add_event(const Sequence& seq) {
   TokenEvent& event = events_.emplace_back();
   event.request_id = seq.request.id;
   event.scheduled_ns = seq.scheduled_ns;
+  event.num_cached_tokens = seq.num_cached_tokens;
   return event;
 }
 
@@ -460,6 +465,8 @@ EngineStats EngineCore::stats() const {
                        .num_free_pages = pool_.num_free() + pool_.num_cached(),
                        .page_size = desc_.page_size,
                        .num_steps = num_steps_,
+                       .num_step_tokens = num_step_tokens_,
+                       .num_steps_by_size = num_steps_by_size_,
                        .num_prompt_tokens = num_prompt_tokens_,
                        .num_generation_tokens = num_generation_tokens_,
                        .num_preemptions = num_preemptions_,

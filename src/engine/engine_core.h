@@ -64,6 +64,7 @@ class EngineCore {
   struct LaunchedStep {
     StepTicket ticket = 0;
     std::vector<LaunchedRows> rows;  // in the batch's order
+    int64_t num_tokens = 0;
   };
   // What requests with the same adapter share, while there are any.
   struct AdapterGroup {
@@ -125,6 +126,8 @@ class EngineCore {
   int64_t num_groups_ = 0;
   uint64_t num_left_queue_ = 0;
   uint64_t num_steps_ = 0;
+  uint64_t num_step_tokens_ = 0;
+  std::array<uint64_t, kStepSizeBounds.size() + 1> num_steps_by_size_ = {};
   uint64_t num_prompt_tokens_ = 0;
   uint64_t num_generation_tokens_ = 0;
   uint64_t num_preemptions_ = 0;

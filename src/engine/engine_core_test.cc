@@ -94,6 +94,9 @@ TEST(EngineCore, LongPromptsAreComputedInChunks) {
   EXPECT_EQ(h.executor.max_rows_seen(), 10);
   EXPECT_EQ(h.core.stats().num_steps, 4u + 3u);
   EXPECT_EQ(h.core.stats().num_prompt_tokens, 33u);
+  EXPECT_EQ(h.core.stats().num_step_tokens, 33u + 3u);
+  const auto& by_size = h.core.stats().num_steps_by_size;  // up to 1, 8, 16
+  EXPECT_EQ(std::vector(by_size.begin(), by_size.begin() + 4), (std::vector<uint64_t>{3, 1, 3, 0}));
 }
 
 TEST(EngineCore, BaseAndAdaptersShareASteps) {

@@ -36,6 +36,8 @@ TEST(EnginePrefixCache, APrefixIsComputedOnce) {
   h.expect_answer(second);
   EXPECT_EQ(h.core.stats().num_prefix_cache_queries, 9u + 15u);
   EXPECT_EQ(h.core.stats().num_prefix_cache_hits, 12u);
+  EXPECT_EQ(h.ends[1].num_cached_tokens, 0);
+  EXPECT_EQ(h.ends[2].num_cached_tokens, 12);
   EXPECT_EQ(h.core.stats().num_prompt_tokens, 9u + 3u);
   EXPECT_EQ(h.core.stats().num_free_pages, 64) << "cached pages can be had";
   h.expect_all_released();

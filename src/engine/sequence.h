@@ -56,6 +56,7 @@ struct Sequence {
   int64_t num_scored = 1;          // prompt tokens with log-probabilities launched, and the first
   int64_t arrival = 0;             // order of submission
   int64_t scheduled_ns = 0;        // first admission
+  int64_t num_cached_tokens = 0;   // found in the prefix cache then
   int64_t adapter = 0;             // group id, kBaseModel without one
   bool preempted = false;          // waiting to start anew
   int num_steps_in_flight = 0;     // launched steps with rows of it

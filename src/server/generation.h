@@ -58,8 +58,9 @@ struct Sequence {
   size_t num_characters = 0;  // of the tokens so far whose log-probabilities are shown
   bool first_sent = false;
   bool finished = false;
-  int64_t scheduled_ns = 0;    // its first step
-  int64_t first_token_ns = 0;  // 0: no token yet
+  int64_t scheduled_ns = 0;       // its first step
+  int64_t num_cached_tokens = 0;  // of its prompt
+  int64_t first_token_ns = 0;     // 0: no token yet
   int64_t last_token_ns = 0;
 };
 

@@ -34,6 +34,8 @@ const Histogram::BucketBoundaries kRequestBuckets = {
     0.3,  0.5,  0.8,  1.0,  1.5,   2.0,   2.5,   5.0,   10.0,   15.0,  20.0,
     30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0};
 
+const Histogram::BucketBoundaries kStepBuckets(kStepSizeBounds.begin(), kStepSizeBounds.end());
+
 void raise_to(uint64_t total, Counter& counter) {
   counter.Increment(static_cast<double>(total) - counter.Value());
 }
@@ -104,6 +106,8 @@ struct Metrics::State {
       "vllm:prefix_cache_queries_total", "Tokens of requests looked up in the prefix cache.");
   Counter& prefix_cache_hits =
       build.counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.");
+  Histogram& step_tokens =
+      build.histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", kStepBuckets);
   Histogram& time_to_first_token =
       build.histogram("vllm:time_to_first_token_seconds",
                       "From a request's arrival to its first token.", kFirstTokenBuckets);
@@ -124,6 +128,7 @@ struct Metrics::State {
   AdapterMetrics adapters{registry, model_name};
 
   std::mutex scrape_mutex;  // below: one scrape at a time
+  EngineStats shown;        // what the histogram of steps holds already
   Gauge* cache_config_series = nullptr;
   Gauge* lora_series = nullptr;
 };
@@ -173,6 +178,14 @@ std::string Metrics::render(const MetricsSnapshot& snapshot) {
   raise_to(engine.num_preemptions, state.preemptions);
   raise_to(engine.num_prefix_cache_queries, state.prefix_cache_queries);
   raise_to(engine.num_prefix_cache_hits, state.prefix_cache_hits);
+  std::vector<double> new_steps;
+  for (size_t i = 0; i < engine.num_steps_by_size.size(); ++i) {
+    new_steps.push_back(
+        static_cast<double>(engine.num_steps_by_size[i] - state.shown.num_steps_by_size[i]));
+  }
+  state.step_tokens.ObserveMultiple(
+      new_steps, static_cast<double>(engine.num_step_tokens - state.shown.num_step_tokens));
+  state.shown = engine;
   if (state.cache_config_series == nullptr) {
     state.cache_config_series = &state.cache_config.Add(
         {{"model_name", state.model_name},

@@ -90,6 +90,27 @@ TEST(Metrics, TheEnginesCountsAreNotCountedTwice) {
   EXPECT_TRUE(has_line(text, R"(vllm:prefix_cache_hits_total{model_name="m"} 48)"));
 }
 
+// Steps of 1, 20, 20 and 30000 tokens, the last one after the first scrape.
+TEST(Metrics, TokensOfSteps) {
+  Metrics metrics("m");
+  EngineStats engine{.num_step_tokens = 41, .num_steps_by_size = {1, 0, 0, 2}};
+  metrics.render({.engine = engine});
+  engine.num_step_tokens += 30000;
+  engine.num_steps_by_size.back() = 1;
+  const std::string text = metrics.render({.engine = engine});
+  EXPECT_TRUE(has_line(text, "# TYPE vllm:iteration_tokens_total histogram"));
+  const auto bucket = [&](const std::string& le, const std::string& count) {
+    return has_line(
+        text, "vllm:iteration_tokens_total_bucket{model_name=\"m\",le=\"" + le + "\"} " + count);
+  };
+  EXPECT_TRUE(bucket("1", "1")) << text;
+  EXPECT_TRUE(bucket("16", "1"));
+  EXPECT_TRUE(bucket("32", "3"));
+  EXPECT_TRUE(bucket("16384", "3"));
+  EXPECT_TRUE(bucket("+Inf", "4"));
+  EXPECT_TRUE(has_line(text, R"(vllm:iteration_tokens_total_sum{model_name="m"} 30041)"));
+}
+
 TEST(MetricsTest, PerAdapterSeriesAreBounded) {
   Metrics metrics("base");
   for (int i = 0; i < 300; ++i) {

@@ -14,10 +14,16 @@ size_t count_characters(std::string_view utf8) {
       std::count_if(utf8.begin(), utf8.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
+// A prompt counts once, however many choices continue it.
+bool opens_prompt(const Generation& generation, const Sequence& sequence) {
+  return sequence.choice.index % generation.request.n == 0;
+}
+
 api::Usage usage_of(const Generation& generation) {
   api::Usage usage{.prompt_tokens = generation.num_prompt_tokens()};
   for (const Sequence& sequence : generation.sequences) {
     usage.completion_tokens += sequence.num_tokens;
+    if (opens_prompt(generation, sequence)) usage.cached_tokens += sequence.num_cached_tokens;
   }
   return usage;
 }
@@ -157,12 +163,12 @@ void OutputWorkers::add_token(Generation& generation, Sequence& sequence, const 
   const api::GenerationRequest& request = generation.request;
   const int32_t token_id = *event.token_id;
   if (sequence.num_tokens == 0) {
-    // A prompt counts once, however many choices continue it.
-    const bool counts = sequence.choice.index % request.n == 0;
-    metrics_.on_first_token(
-        counts ? static_cast<int64_t>(generation.prompts[sequence.prompt_idx].size()) : 0,
-        event.time_ns - generation.arrival_ns, generation.adapter);
+    const size_t num_prompt_tokens =
+        opens_prompt(generation, sequence) ? generation.prompts[sequence.prompt_idx].size() : 0;
+    metrics_.on_first_token(static_cast<int64_t>(num_prompt_tokens),
+                            event.time_ns - generation.arrival_ns, generation.adapter);
     sequence.scheduled_ns = event.scheduled_ns;
+    sequence.num_cached_tokens = event.num_cached_tokens;
     sequence.first_token_ns = event.time_ns;
   } else {
     metrics_.on_inter_token(event.time_ns - sequence.last_token_ns, generation.adapter);

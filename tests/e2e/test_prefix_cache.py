@@ -11,9 +11,11 @@ def ask(server, model, prompt) -> tuple:
     """The answer's tokens and log-probabilities, and how many tokens of the prompt were looked up and found."""
     count = lambda samples: [samples[(f"vllm:prefix_cache_{what}_total",)] for what in ("queries", "hits")]
     before = count(server.metrics())
-    answer = server.openai().completions.create(model=model, prompt=prompt, temperature=0, max_tokens=24, logprobs=3,
-                                                extra_body={"return_token_ids": True, "ignore_eos": True}).choices[0]
+    whole = server.openai().completions.create(model=model, prompt=prompt, temperature=0, max_tokens=24, logprobs=3,
+                                               extra_body={"return_token_ids": True, "ignore_eos": True})
+    answer = whole.choices[0]
     after = count(server.metrics())
+    assert whole.usage.prompt_tokens_details.cached_tokens == after[1] - before[1]
     return (answer.token_ids, answer.logprobs.token_logprobs), after[0] - before[0], after[1] - before[1]
 
 
@@ -47,6 +49,19 @@ def test_each_adapter_finds_its_own_prefix_only(start_server, tickets):
         labels = [dict(key[1:]) for key in running.metrics() if key[0] == "vllm:cache_config_info"]
         assert [one["enable_prefix_caching"] for one in labels] == [enabled]
         assert running.stop() == 0
+
+
+def test_usage_counts_each_prompts_cached_tokens_once(server, tickets):
+    prompt = max((ticket["prompt_ids"] for ticket in tickets), key=len)
+    full_pages = (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
+    client = server.openai()
+    client.completions.create(model="base", prompt=prompt, max_tokens=1)
+    answer = client.completions.create(model="base", prompt=[prompt, prompt], n=2, max_tokens=2)
+    assert answer.usage.prompt_tokens == 2 * len(prompt)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2 * full_pages
+    chunks = list(client.completions.create(model="base", prompt=prompt, max_tokens=2, stream=True,
+                                            stream_options={"include_usage": True}))
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == full_pages
 
 
 def test_streams_at_once_share_a_prefix(start_server, tickets):
