@@ -10,7 +10,7 @@
 #include "cpu/gemm.h"
 #include "cpu/lora.h"
 #include "cpu/memory.h"
-#include "cpu/rope.h"
+#include "spec/rope_table.h"
 #include "tensor/tensor.h"
 
 namespace medley::cpu {

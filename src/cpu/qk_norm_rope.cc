@@ -2,6 +2,7 @@
 #include "cpu/norm.h"
 #include "cpu/parallel.h"
 #include "cpu/planned_ops.h"
+#include "cpu/rope.h"
 #include "cpu/simd.h"
 
 namespace medley::cpu {
