@@ -4,7 +4,6 @@
 #include <cctype>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
 #include "base/log.h"
 
@@ -25,13 +24,13 @@ void add_foreign_flags(CLI::App& app, ServeFlags& flags) {
   app.add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill",
                flags.enable_chunked_prefill, "always on")
       ->group(group);
-  app.add_option("--gpu-memory-utilization", flags.gpu_memory_utilization,
-                 "see --kv-cache-memory-bytes")
-      ->group(group);
   app.add_option("--kv-cache-dtype", flags.kv_cache_dtype, "only auto: that of --dtype")
       ->group(group);
   app.add_option("--tensor-parallel-size", flags.tensor_parallel_size, "only 1")->group(group);
   app.add_option("--load-format", flags.load_format, "only auto or safetensors")->group(group);
+  app.add_flag("--enable-prompt-tokens-details", flags.enable_prompt_tokens_details,
+               "usage always has them")
+      ->group(group);
   app.add_flag("--enable-auto-tool-choice", flags.enable_auto_tool_choice,
                "requests with tools are refused")
       ->group(group);
@@ -51,7 +50,7 @@ void add_foreign_flags(CLI::App& app, ServeFlags& flags) {
 }  // namespace
 
 void add_serve_flags(CLI::App& app, ServeFlags& flags) {
-  app.add_option("model", flags.model, "folder of a Hugging Face checkpoint")->required();
+  add_model_flags(app, flags);
   app.add_option("--host", flags.host, "address to listen on")->capture_default_str();
   app.add_option("--port", flags.port, "port to listen on; 0 = any free one, which is logged")
       ->check(CLI::Range(0, 65535))
@@ -60,54 +59,19 @@ void add_serve_flags(CLI::App& app, ServeFlags& flags) {
                  "the base model's name(s) in requests; the first is shown in answers [the folder]")
       ->expected(-1);
   app.add_option("--api-key", flags.api_key, "what clients must send as bearer token");
-  app.add_option("--dtype", flags.dtype, "activations and KV cache: auto, float32 or bfloat16")
-      ->capture_default_str();
-  app.add_option("--max-model-len", flags.max_model_len,
-                 "tokens of prompt and output together [the model's]")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 30));
-  app.add_option("--max-num-seqs", flags.max_num_seqs, "requests in a step")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  app.add_option("--max-num-batched-tokens", flags.max_num_batched_tokens, "tokens in a step")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory_bytes,
-                 "at most this much for keys and values")
-      ->check(CLI::Range(int64_t{1} << 16, int64_t{1} << 50))
-      ->capture_default_str();
   app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.enable_prefix_caching,
                "keep keys and values of prompts' beginnings for the requests that share them [on]");
-  app.add_option("--seed", flags.seed, "makes requests without a seed repeatable as a sequence");
   app.add_option("--chat-template", flags.chat_template,
                  "file of a Jinja template, or the template itself [the model's]");
   app.add_option("--generation-config", flags.generation_config,
                  "default sampling: auto = the model's generation_config.json, vllm = neutral")
       ->check(CLI::IsMember({"auto", "vllm"}))
       ->capture_default_str();
-  app.add_option("--num-threads", flags.num_threads, "CPU threads for the model [all]")
-      ->check(CLI::Range(0, 1024));
   app.add_option("--shutdown-timeout", flags.drain_timeout_s,
                  "seconds that running requests may take after SIGTERM")
       ->check(CLI::Range(0, 86400))
       ->capture_default_str();
 
-  const std::string lora = "Adapters";
-  app.add_flag("--enable-lora", flags.enable_lora,
-               "serve adapters; implied by --lora-modules and --adapter-root")
-      ->group(lora);
-  app.add_option("--lora-modules", flags.lora_modules,
-                 "adapters to load at the start: NAME=FOLDER ..., or {\"name\":...,\"path\":...}")
-      ->expected(-1)
-      ->group(lora);
-  app.add_option("--adapter-root", flags.adapter_root,
-                 "folder whose subfolders are adapters that requests may name")
-      ->group(lora);
-  app.add_option("--max-loras", flags.max_loras, "adapters in a step [8, or all --lora-modules]")
-      ->check(CLI::Range(1, 4096))
-      ->group(lora);
-  app.add_option("--max-lora-rank", flags.max_lora_rank, "larger ranks are refused [no limit]")
-      ->check(CLI::Range(1, 1 << 16))
-      ->group(lora);
   add_foreign_flags(app, flags);
   read_from_environment(app);
 }
@@ -127,8 +91,8 @@ Result<void> check_foreign_flags(const ServeFlags& flags) {
     if (given) log::warn("{} has no effect: {}", flag, instead);
   };
   note("--enable-chunked-prefill", flags.enable_chunked_prefill, "prefill is always chunked");
-  note("--gpu-memory-utilization", !flags.gpu_memory_utilization.empty(),
-       "--kv-cache-memory-bytes bounds the KV cache");
+  note("--enable-prompt-tokens-details", flags.enable_prompt_tokens_details,
+       "usage always has them");
   note("--enable-auto-tool-choice", flags.enable_auto_tool_choice,
        "requests with tools are refused");
   note("--tool-call-parser", !flags.tool_call_parser.empty(), "requests with tools are refused");
@@ -140,36 +104,6 @@ Result<void> check_foreign_flags(const ServeFlags& flags) {
   note("--lora-target-modules", !flags.lora_target_modules.empty(),
        "all modules of an adapter are used");
   return {};
-}
-
-Result<LoraModule> parse_lora_module(const std::string& text) {
-  const Error error = invalid_argument(
-      fmt::format(
-          "--lora-modules takes NAME=FOLDER or {{\"name\": ..., \"path\": ...}}, got \"{}\"", text),
-      "--lora-modules");
-  if (text.starts_with("{")) {
-    const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-    const auto string_at = [&](const char* key) -> std::string {
-      return json.is_object() && json.contains(key) && json[key].is_string()
-                 ? json[key].get<std::string>()
-                 : std::string();
-    };
-    LoraModule module{.name = string_at("name"), .path = string_at("path")};
-    if (module.name.empty() || module.path.empty()) return error;
-    return module;
-  }
-  const size_t equals = text.find('=');
-  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size()) return error;
-  return LoraModule{.name = text.substr(0, equals), .path = text.substr(equals + 1)};
-}
-
-Result<DType> parse_dtype(const std::string& text, DType checkpoint) {
-  if (text == "auto") return checkpoint == DType::kF32 ? DType::kF32 : DType::kBF16;
-  if (text == "float32" || text == "float") return DType::kF32;
-  if (text == "bfloat16") return DType::kBF16;
-  return unsupported(
-      fmt::format("--dtype {} is not supported; it must be auto, float32 or bfloat16", text),
-      "--dtype");
 }
 
 }  // namespace medley::apps

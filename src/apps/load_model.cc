@@ -1,0 +1,143 @@
+#include "apps/load_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "apps/make_backend.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/kv_plan.h"
+#include "engine/model_executor.h"
+#include "model/model.h"
+#include "weights/model_weights.h"
+
+namespace medley::apps {
+namespace {
+
+constexpr int kPageSize = 16;
+constexpr int kDefaultMaxLoras = 8;
+constexpr int64_t kDefaultHostKvBytes = int64_t{4} << 30;
+// What recorded graphs and the driver take after the plan was made.
+constexpr int64_t kDeviceReserveBytes = int64_t{512} << 20;
+
+double seconds_since(int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-9; }
+double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+Result<void> load_lora_modules(const ModelFlags& flags, AdapterStore& store) {
+  for (const std::string& text : flags.lora_modules) {
+    MEDLEY_TRY_ASSIGN(const LoraModule module, parse_lora_module(text));
+    const Result<AdapterInfo> info = store.load(module.name, module.path);
+    if (!info.ok()) {
+      Error error = info.error();
+      error.message = fmt::format("adapter {} in {}: {}", module.name, module.path, error.message);
+      return error;
+    }
+  }
+  return {};
+}
+
+// What the weights have left: for keys and values, and for adapters. Budgets of 0 have no limit.
+struct MemoryPlan {
+  int num_pages = 0;
+  int64_t adapter_bytes = 0;
+};
+
+Result<MemoryPlan> plan_memory(const ModelFlags& flags, const ModelSpec& spec,
+                               const Backend& backend, bool has_adapters, KvPlanDesc kv) {
+  const std::optional<DeviceMemory> memory = backend.memory();
+  if (!memory) {
+    kv.budget_bytes =
+        flags.kv_cache_memory_bytes > 0 ? flags.kv_cache_memory_bytes : kDefaultHostKvBytes;
+    MEDLEY_TRY_ASSIGN(const int num_pages, plan_kv_pages(spec, kv));
+    return MemoryPlan{.num_pages = num_pages};
+  }
+  const auto free = static_cast<int64_t>(memory->free_bytes);
+  const auto kept = static_cast<int64_t>((1.0 - flags.gpu_memory_utilization) *
+                                         static_cast<double>(memory->total_bytes));
+  const int64_t left = free - kept - kDeviceReserveBytes;
+  if (left <= 0) {
+    return Error{ErrorCode::kOverloaded,
+                 fmt::format("the model leaves {:.0f} MiB of the GPU free, and "
+                             "--gpu-memory-utilization {} keeps {:.0f} MiB of that",
+                             mib(free), flags.gpu_memory_utilization, mib(kept)),
+                 "--gpu-memory-utilization"};
+  }
+  const int64_t wanted = flags.kv_cache_memory_bytes > 0 ? flags.kv_cache_memory_bytes
+                         : has_adapters                  ? left / 2
+                                                         : left;
+  kv.budget_bytes = std::min(left, wanted);
+  MEDLEY_TRY_ASSIGN(const int num_pages, plan_kv_pages(spec, kv));
+  const int64_t kv_bytes = num_pages * kv_page_bytes(spec, kv.dtype, kv.page_size);
+  return MemoryPlan{.num_pages = num_pages, .adapter_bytes = left - kv_bytes};
+}
+
+int max_loras_of(const ModelFlags& flags) {
+  if (!flags.enable_lora && flags.lora_modules.empty() && flags.adapter_root.empty()) return 0;
+  if (flags.max_loras > 0) return flags.max_loras;
+  return std::max(kDefaultMaxLoras, static_cast<int>(flags.lora_modules.size()));
+}
+
+}  // namespace
+
+Result<LoadedModel> load_model(const ModelFlags& flags) {
+  LoadedModel loaded;
+  MEDLEY_TRY_ASSIGN(loaded.folder, read_model_folder(flags.model));
+  const ModelSpec& spec = loaded.folder.spec;
+  loaded.max_model_len = flags.max_model_len > 0 ? flags.max_model_len : spec.max_position;
+  if (loaded.max_model_len > spec.max_position) {
+    return invalid_argument(fmt::format("--max-model-len is {}; the model goes to {} tokens",
+                                        loaded.max_model_len, spec.max_position),
+                            "--max-model-len");
+  }
+  loaded.max_loras = max_loras_of(flags);
+  MEDLEY_TRY_ASSIGN(Checkpoint opened, Checkpoint::open_folder(flags.model));
+  loaded.checkpoint = std::make_unique<Checkpoint>(std::move(opened));
+  MEDLEY_TRY_ASSIGN(loaded.backend,
+                    make_backend({.device = flags.device, .num_threads = flags.num_threads}));
+
+  MEDLEY_TRY_ASSIGN(
+      const DType dtype,
+      parse_dtype(flags.dtype, loaded.backend->memory() ? DType::kBF16 : spec.checkpoint_dtype));
+  const int64_t start_ns = now_ns();
+  MEDLEY_TRY_ASSIGN(const ModelWeights weights,
+                    read_model_weights(spec, loaded.checkpoint->tensors()));
+  MEDLEY_TRY_ASSIGN(std::unique_ptr<Model> model,
+                    Model::create(spec, weights, *loaded.backend,
+                                  {.dtype = dtype,
+                                   .max_rows = flags.max_num_batched_tokens,
+                                   .max_seqs = flags.max_num_seqs}));
+  log::info("{} on {}: {} layers, {:.1f} MiB of weights in {:.2f} s, {}", spec.family,
+            loaded.backend->name(), spec.num_layers(),
+            mib(static_cast<int64_t>(model->num_weight_bytes())), seconds_since(start_ns),
+            to_string(dtype));
+
+  const KvPlanDesc kv{.max_num_seqs = flags.max_num_seqs,
+                      .max_model_len = loaded.max_model_len,
+                      .page_size = kPageSize,
+                      .dtype = dtype};
+  MEDLEY_TRY_ASSIGN(const MemoryPlan plan,
+                    plan_memory(flags, spec, *loaded.backend, loaded.max_loras > 0, kv));
+  if (loaded.max_loras > 0) {
+    MEDLEY_TRY_ASSIGN(loaded.adapters,
+                      AdapterStore::create(spec, *loaded.backend,
+                                           {.max_loras = loaded.max_loras,
+                                            .max_lora_rank = flags.max_lora_rank,
+                                            .adapter_root = flags.adapter_root,
+                                            .base_tensors = &loaded.checkpoint->tensors()}));
+    MEDLEY_TRY(load_lora_modules(flags, *loaded.adapters));
+  }
+  MEDLEY_TRY_ASSIGN(loaded.executor,
+                    make_model_executor(*loaded.backend, std::move(model),
+                                        {.step = {.max_rows = flags.max_num_batched_tokens,
+                                                  .max_seqs = flags.max_num_seqs,
+                                                  .max_pages = plan_page_table(kv, plan.num_pages)},
+                                         .num_pages = plan.num_pages,
+                                         .page_size = kPageSize}));
+  log::info("{} KV pages of {} tokens, {:.1f} MiB", plan.num_pages, kPageSize,
+            mib(plan.num_pages * kv_page_bytes(spec, dtype, kPageSize)));
+  return loaded;
+}
+
+}  // namespace medley::apps
