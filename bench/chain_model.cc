@@ -76,50 +76,37 @@ std::unique_ptr<PackedWeight> random_experts(const MatrixLayout& layout, const C
   return packed;
 }
 
-// One adapter's bytes for all layers: per-expert A and B of both projections.
-std::unique_ptr<cuda::CudaPackedAdapter> random_adapter(const ChainShape& shape) {
-  auto adapter = std::make_unique<cuda::CudaPackedAdapter>();
-  const int64_t rank = shape.rank;
-  const int64_t hidden = shape.hidden_size;
-  const int64_t inner = shape.moe.intermediate_size;
-  const int64_t experts = shape.moe.num_experts;
-  size_t size = 0;
-  const auto take = [&](int64_t bytes) {
-    const size_t at = size;
-    size += (bytes + 127) / 128 * 128;
-    return at;
+// One adapter on both projections of all experts; its matrices begin at random places of `values`.
+std::vector<LoraModuleWeights> random_adapter(const ChainShape& shape,
+                                              const std::vector<uint16_t>& values) {
+  std::mt19937 engine(5);
+  const auto matrices = [&](int64_t rows, int64_t cols) {
+    std::vector<MatrixView> views;
+    for (int e = 0; e < shape.moe.num_experts; ++e) {
+      const auto last = static_cast<uint32_t>(static_cast<int64_t>(values.size()) - rows * cols);
+      views.push_back({.data = values.data() + engine() % last,
+                       .rows = rows,
+                       .cols = cols,
+                       .row_stride = cols});
+    }
+    return views;
   };
+  std::vector<LoraModuleWeights> modules;
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     for (const bool gate_up : {true, false}) {
-      const int64_t a_bytes = rank * (gate_up ? hidden : inner) * 2;
-      const int64_t b_bytes = rank * (gate_up ? 2 * inner : hidden) * 2;
-      const cuda::LoraEntry entry = {.a_expert_bytes = a_bytes,
-                                     .b_expert_bytes = b_bytes,
-                                     .rank = static_cast<int32_t>(rank),
-                                     .num_a = 1};
-      const size_t a = take(a_bytes * experts);
-      const size_t b = take(b_bytes * experts);
-      adapter->modules.push_back(
+      const int64_t inner = shape.moe.intermediate_size;
+      const int64_t in = gate_up ? shape.hidden_size : inner;
+      const int64_t out = gate_up ? 2 * inner : shape.hidden_size;
+      modules.push_back(
           {.site = {gate_up ? LoraModule::kExpertGateUp : LoraModule::kExpertDown, layer},
-           .entry = entry,
-           .a_offset = a,
-           .b_offset = b,
-           .scale_offset = take(static_cast<int64_t>(rank * sizeof(float)))});
+           .pairs = {{.row_end = out,
+                      .rank = shape.rank,
+                      .a = matrices(shape.rank, in),
+                      .b = matrices(out, shape.rank),
+                      .scale = std::vector<float>(shape.rank, 1.0f)}}});
     }
   }
-  std::mt19937 engine(5);
-  std::normal_distribution<float> normal(0.0f, 0.01f);
-  std::vector<uint16_t> pool(1 << 20);
-  for (uint16_t& value : pool) value = float_to_bf16(normal(engine));
-  adapter->bytes.resize(size);
-  for (size_t at = 0; at < size; at += pool.size() * 2) {
-    std::memcpy(adapter->bytes.data() + at, pool.data(), std::min(size - at, pool.size() * 2));
-  }
-  const std::vector<float> scale(rank, 1.0f);
-  for (const cuda::PackedLoraModule& module : adapter->modules) {
-    std::memcpy(adapter->bytes.data() + module.scale_offset, scale.data(), rank * sizeof(float));
-  }
-  return adapter;
+  return modules;
 }
 
 double bits_a_value(WeightFormat format) { return format == WeightFormat::kMxfp4 ? 4.25 : 16.0; }
@@ -242,9 +229,12 @@ Chain::Chain(const ChainShape& shape, int max_rows)
     layers_.push_back(std::move(layer));
   }
   if (shape.num_adapters > 0) {
-    adapter_ = random_adapter(shape);
+    std::vector<uint16_t> values(1 << 20);
+    for (uint16_t& value : values) value = float_to_bf16(0.01f * normal(engine));
+    adapter_ = backend_->pack_adapter(random_adapter(shape, values)).value();
     for (int slot = 0; slot < shape.num_adapters; ++slot) {
-      MEDLEY_CHECK(backend_->set_adapter(slot, *adapter_, *stream_).ok());
+      on_device_.push_back(backend_->upload_adapter(*adapter_).value());
+      backend_->set_adapter(slot, *on_device_.back(), *stream_);
     }
   }
   const std::vector<float> ones(shape.hidden_size, 1.0f);

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cuda/cuda_backend.h"
-#include "cuda/lora_adapter.h"
 #include "cuda/packed_weights.h"
 #include "cuda/stream.h"
 
@@ -74,7 +73,8 @@ class Chain {
   std::unique_ptr<cuda::CudaStream> stream_;
   std::unique_ptr<Step> step_;
   std::unique_ptr<PackedWeight> norm_;
-  std::unique_ptr<cuda::CudaPackedAdapter> adapter_;
+  std::unique_ptr<PackedAdapter> adapter_;
+  std::vector<std::unique_ptr<DeviceAdapter>> on_device_;
   std::vector<Layer> layers_;
   std::vector<uint16_t> start_;
   std::unique_ptr<Buffer> residual_, x_, h_, y_;

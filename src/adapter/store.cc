@@ -27,6 +27,7 @@ struct Adapter {
   AdapterInfo info;
   // kInHost and kOnDevice; names of one content share it.
   std::shared_ptr<const PackedAdapter> packed;
+  std::unique_ptr<DeviceAdapter> on_device;  // kOnDevice
   Error failure;  // kFailed
   int64_t failed_at_ns = 0;
   int slot = kNoAdapter;  // kOnDevice
@@ -320,10 +321,12 @@ class AdapterStoreImpl : public AdapterStore {
         continue;
       }
       const int index = static_cast<int>(slot - slots_.begin());
-      const Result<void> set = backend_.set_adapter(index, *adapter->packed, stream);
+      Result<std::unique_ptr<DeviceAdapter>> set = backend_.upload_adapter(*adapter->packed);
       if (set.ok()) {
         *slot = adapter;
         adapter->slot = index;
+        adapter->on_device = std::move(*set);
+        backend_.set_adapter(index, *adapter->on_device, stream);
         adapter->apply(AdapterEvent::kUploaded);
         return true;
       }
@@ -353,6 +356,7 @@ class AdapterStoreImpl : public AdapterStore {
 
   void empty_slot(std::shared_ptr<Adapter>& slot, Stream& stream) {
     backend_.clear_adapter(slot->slot, stream);
+    slot->on_device.reset();
     slot->apply(AdapterEvent::kEvicted);
     slot->slot = kNoAdapter;
     slot.reset();

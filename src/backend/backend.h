@@ -59,6 +59,16 @@ class PackedAdapter {
  public:
   virtual ~PackedAdapter() = default;
   virtual size_t num_bytes() const = 0;
+  // What its device copy takes of AdapterMemory::pool_bytes.
+  virtual size_t device_bytes() const { return num_bytes(); }
+};
+
+// A packed adapter's copy on the device, in any number of slots or none. It may refer to the packed
+// adapter, which must outlive it, as the backend must both. Destroyed on any thread, once the slots
+// that it was in have been cleared or set anew: work that was enqueued before still finds it.
+class DeviceAdapter {
+ public:
+  virtual ~DeviceAdapter() = default;
 };
 
 // The device copy of a step's inputs, at fixed addresses.
@@ -106,6 +116,15 @@ struct RoutingDesc {
 struct LoraTableDesc {
   int max_slots = 0;
   int num_layers = 0;
+  size_t pool_bytes = 0;    // device memory for adapters, taken at once; 0: no pool, no limit
+  size_t pinned_bytes = 0;  // host memory for packed adapters that is made ready at once
+};
+
+// The device pool of adapters; all zero where there is none.
+struct AdapterMemory {
+  size_t pool_bytes = 0;
+  size_t used_bytes = 0;
+  size_t largest_free_bytes = 0;  // the largest module that would fit
 };
 
 struct DeviceMemory {
@@ -121,8 +140,8 @@ struct PackingTimes {
 };
 
 // A device. Plans and packs are made at start-up (or by adapter loaders); only ops' run(),
-// Step::update and Sampler run inside a step. Not thread-safe, except pack_adapter, which any
-// thread may call at any time.
+// Step::update and Sampler run inside a step. Not thread-safe, except pack_adapter, upload_adapter
+// and adapter_memory, which any thread may call at any time.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -159,8 +178,12 @@ class Backend {
   virtual Result<void> make_lora_table(const LoraTableDesc& desc) = 0;
   virtual Result<std::unique_ptr<PackedAdapter>> pack_adapter(
       std::span<const LoraModuleWeights> modules) = 0;
-  // `adapter` must outlive its stay in the slot.
-  virtual Result<void> set_adapter(int slot, const PackedAdapter& adapter, Stream& stream) = 0;
+  // Returns when the copy is complete; steps go on meanwhile. kOverloaded, with both numbers, when
+  // the pool is short.
+  virtual Result<std::unique_ptr<DeviceAdapter>> upload_adapter(const PackedAdapter& adapter) = 0;
+  virtual AdapterMemory adapter_memory() const { return {}; }
+  // Both only enqueue, on the stream that runs the steps: steps enqueued before are not touched.
+  virtual void set_adapter(int slot, const DeviceAdapter& adapter, Stream& stream) = 0;
   virtual void clear_adapter(int slot, Stream& stream) = 0;
 
   virtual Result<std::unique_ptr<Embed>> plan(const EmbedDesc& desc) = 0;

@@ -140,13 +140,9 @@ class CpuBackend : public Backend {
     return cpu::pack_adapter(modules, options_.lora_bf16);
   }
 
-  Result<void> set_adapter(int slot, const PackedAdapter& generic, Stream&) override {
+  Result<std::unique_ptr<DeviceAdapter>> upload_adapter(const PackedAdapter& generic) override {
     const auto& adapter = static_cast<const CpuPackedAdapter&>(generic);
     const LoraTableDesc& desc = context_.lora.desc();
-    if (!context_.lora.valid(slot)) {
-      return invalid_argument(
-          fmt::format("LoRA slot {}: expected 0 to {}", slot, desc.max_slots - 1));
-    }
     for (const PackedModule& module : adapter.modules) {
       if (module.site.layer < 0 || module.site.layer >= desc.num_layers) {
         return invalid_argument(fmt::format("LoRA {}: layer {}, expected 0 to {}",
@@ -154,10 +150,12 @@ class CpuBackend : public Backend {
                                             desc.num_layers - 1));
       }
     }
-    context_.lora.set(slot, adapter);
+    return std::unique_ptr<DeviceAdapter>(std::make_unique<CpuDeviceAdapter>(adapter));
+  }
+  void set_adapter(int slot, const DeviceAdapter& adapter, Stream&) override {
+    context_.lora.set(slot, static_cast<const CpuDeviceAdapter&>(adapter).packed);
     context_.workspace.lora_s.reserve(static_cast<int64_t>(context_.max_rows()) *
                                       context_.lora.max_rank());
-    return {};
   }
   void clear_adapter(int slot, Stream&) override { context_.lora.clear(slot); }
 

@@ -156,8 +156,7 @@ TEST(Linear, BFloat16RoundsTheShrunkenRow) {
                                      .a = {matrix(a, 1, 2)},
                                      .b = {matrix(b, 1, 1)},
                                      .scale = {1.0f}}}};
-    const auto adapter = test.backend->pack_adapter({&module, 1}).value();
-    ASSERT_TRUE(test.backend->set_adapter(0, *adapter, *test.stream).ok());
+    test.set_adapter(0, std::span(&module, 1));
     const auto packed = test.backend->pack_linear({{matrix(w, 1, 2)}, {}}).value();
     const auto op =
         test.plan(LinearDesc{.in_size = 2, .out_sizes = {1}, .dtype = dtype, .lora = kQkv});
@@ -175,8 +174,7 @@ TEST(PackAdapter, RoundsToBFloat16WhenAsked) {
       {{.row_end = 1, .rank = 1, .a = {matrix(a, 1, 1)}, .b = {matrix(b, 1, 1)}, .scale = {1.0f}}}};
   for (const bool lora_bf16 : {false, true}) {
     TestBackend test(1, lora_bf16);
-    const auto adapter = test.backend->pack_adapter({&module, 1}).value();
-    ASSERT_TRUE(test.backend->set_adapter(0, *adapter, *test.stream).ok());
+    test.set_adapter(0, std::span(&module, 1));
     const auto packed = test.backend->pack_linear({{matrix(w, 1, 1)}, {}}).value();
     const auto op =
         test.plan(LinearDesc{.in_size = 1, .out_sizes = {1}, .dtype = DType::kF32, .lora = kQkv});

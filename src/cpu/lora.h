@@ -33,6 +33,12 @@ struct CpuPackedAdapter : PackedAdapter {
   size_t num_bytes() const override;
 };
 
+// The packed adapter itself: the device is the host.
+struct CpuDeviceAdapter : DeviceAdapter {
+  explicit CpuDeviceAdapter(const CpuPackedAdapter& packed) : packed(packed) {}
+  const CpuPackedAdapter& packed;
+};
+
 // Thread-safe. kInvalidArgument names the site, expected and found where the pairs' shapes do not
 // fit each other.
 Result<std::unique_ptr<PackedAdapter>> pack_adapter(std::span<const LoraModuleWeights> modules,

@@ -197,8 +197,12 @@ struct TestBackend {
   void set_adapter(int slot, std::span<const TestModule> modules) {
     std::vector<LoraModuleWeights> views;
     for (const TestModule& module : modules) views.push_back(module.view());
-    adapters.push_back(backend->pack_adapter(views).value());
-    ASSERT_TRUE(backend->set_adapter(slot, *adapters.back(), *stream).ok());
+    set_adapter(slot, views);
+  }
+  void set_adapter(int slot, std::span<const LoraModuleWeights> modules) {
+    adapters.push_back(backend->pack_adapter(modules).value());
+    on_device.push_back(backend->upload_adapter(*adapters.back()).value());
+    backend->set_adapter(slot, *on_device.back(), *stream);
   }
 
   template <class Desc>
@@ -214,6 +218,7 @@ struct TestBackend {
   std::unique_ptr<Stream> stream;
   std::unique_ptr<Step> step;
   std::vector<std::unique_ptr<PackedAdapter>> adapters;
+  std::vector<std::unique_ptr<DeviceAdapter>> on_device;
 };
 
 }  // namespace medley::cpu

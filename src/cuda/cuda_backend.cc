@@ -107,9 +107,12 @@ class CudaBackend : public Backend {
       std::span<const LoraModuleWeights> modules) override {
     return context_.lora.pack(modules);
   }
-  Result<void> set_adapter(int slot, const PackedAdapter& adapter, Stream& stream) override {
-    return context_.lora.set(slot, static_cast<const CudaPackedAdapter&>(adapter),
-                             cuda_stream(stream));
+  Result<std::unique_ptr<DeviceAdapter>> upload_adapter(const PackedAdapter& adapter) override {
+    return context_.lora.upload(static_cast<const CudaPackedAdapter&>(adapter));
+  }
+  AdapterMemory adapter_memory() const override { return context_.lora.memory(); }
+  void set_adapter(int slot, const DeviceAdapter& adapter, Stream& stream) override {
+    context_.lora.set(slot, static_cast<const CudaDeviceAdapter&>(adapter), cuda_stream(stream));
   }
   void clear_adapter(int slot, Stream& stream) override {
     context_.lora.clear(slot, cuda_stream(stream));

@@ -11,7 +11,11 @@ CudaStream::CudaStream() {
 CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }
 void CudaStream::synchronize() { MEDLEY_CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 
-CudaEvent::CudaEvent() { MEDLEY_CUDA_CHECK(cudaEventCreate(&event_)); }
+CudaEvent::CudaEvent(Wait wait) {
+  MEDLEY_CUDA_CHECK(cudaEventCreateWithFlags(
+      &event_, wait == Wait::kSleep ? cudaEventBlockingSync | cudaEventDisableTiming
+                                    : cudaEventDefault));
+}
 CudaEvent::~CudaEvent() { cudaEventDestroy(event_); }
 void CudaEvent::record(Stream& stream) {
   MEDLEY_CUDA_CHECK(cudaEventRecord(event_, cuda_stream(stream)));

@@ -23,7 +23,9 @@ inline cudaStream_t cuda_stream(Stream& stream) { return static_cast<CudaStream&
 
 class CudaEvent : public Event {
  public:
-  CudaEvent();
+  // What a waiting thread does; only spinning events can be timed.
+  enum class Wait : uint8_t { kSpin, kSleep };
+  explicit CudaEvent(Wait wait = Wait::kSpin);
   ~CudaEvent() override;
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;

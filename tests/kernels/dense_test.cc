@@ -182,10 +182,8 @@ TEST_P(LinearOf, MatchesTheCpu) {
             .plan(LinearDesc{
                 .in_size = c.in_size, .out_sizes = c.out_sizes, .bias = c.bias, .lora = site})
             .value();
-    std::unique_ptr<PackedAdapter> adapter;
     if (!module.pairs.empty()) {
-      adapter = side.backend().pack_adapter({&module, 1}).value();
-      EXPECT_TRUE(side.backend().set_adapter(0, *adapter, side.stream()).ok());
+      side.set_adapter(0, side.backend().pack_adapter({&module, 1}).value());
     }
     const auto step = make_step(side, c.adapter_of_row);
     const TensorView source = side.upload(random_values(static_cast<int64_t>(rows) * c.in_size, 4),

@@ -89,7 +89,6 @@ class MoeTester {
   std::map<int, AdapterShape> adapters_;
   std::unique_ptr<LayerHost> host_;
   std::vector<std::unique_ptr<std::vector<float>>> lora_values_;
-  std::vector<std::unique_ptr<PackedAdapter>> packed_adapters_;
 };
 
 }  // namespace medley::testing

@@ -28,6 +28,12 @@ class Side {
   Stream& stream() { return *stream_; }
   bool is_cuda() const { return is_cuda_; }
 
+  void set_adapter(int slot, std::unique_ptr<PackedAdapter> adapter) {
+    packed_adapters_.push_back(std::move(adapter));
+    adapters_.push_back(backend_->upload_adapter(*packed_adapters_.back()).value());
+    backend_->set_adapter(slot, *adapters_.back(), *stream_);
+  }
+
   // Device tensors; bfloat16 values are rounded to nearest even.
   TensorView upload(const std::vector<float>& values, DType dtype, Shape shape) {
     HostTensor host(dtype, shape);
@@ -71,6 +77,8 @@ class Side {
 
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Stream> stream_;
+  std::vector<std::unique_ptr<PackedAdapter>> packed_adapters_;
+  std::vector<std::unique_ptr<DeviceAdapter>> adapters_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   bool is_cuda_;
 };

@@ -17,6 +17,11 @@ struct FakePackedAdapter final : PackedAdapter {
   std::atomic<int>* live;
 };
 
+struct FakeDeviceAdapter final : DeviceAdapter {
+  explicit FakeDeviceAdapter(const PackedAdapter& packed) : packed(packed) {}
+  const PackedAdapter& packed;
+};
+
 struct FakeStream final : Stream {
   void synchronize() override { ++num_synchronized; }
   int num_synchronized = 0;
@@ -40,12 +45,14 @@ class FakeBackend final : public UnusedBackend {
     if (modules.empty()) return internal_error("nothing to pack");
     return std::unique_ptr<PackedAdapter>(std::make_unique<FakePackedAdapter>(&num_live));
   }
-  Result<void> set_adapter(int slot, const PackedAdapter& adapter, Stream&) override {
+  Result<std::unique_ptr<DeviceAdapter>> upload_adapter(const PackedAdapter& adapter) override {
     int num_held = 0;
     for (const PackedAdapter* held : slots) num_held += held != nullptr;
     if (num_held >= memory_for) return Error{ErrorCode::kOverloaded, "out of device memory"};
-    slots.at(slot) = &adapter;
-    return {};
+    return std::unique_ptr<DeviceAdapter>(std::make_unique<FakeDeviceAdapter>(adapter));
+  }
+  void set_adapter(int slot, const DeviceAdapter& adapter, Stream&) override {
+    slots.at(slot) = &static_cast<const FakeDeviceAdapter&>(adapter).packed;
   }
   void clear_adapter(int slot, Stream&) override { slots.at(slot) = nullptr; }
 

@@ -29,7 +29,10 @@ class UnusedBackend : public Backend {
   Result<std::unique_ptr<PackedAdapter>> pack_adapter(std::span<const LoraModuleWeights>) override {
     return unused();
   }
-  Result<void> set_adapter(int, const PackedAdapter&, Stream&) override { return unused(); }
+  Result<std::unique_ptr<DeviceAdapter>> upload_adapter(const PackedAdapter&) override {
+    return unused();
+  }
+  void set_adapter(int, const DeviceAdapter&, Stream&) override {}
   void clear_adapter(int, Stream&) override {}
   Result<std::unique_ptr<Embed>> plan(const EmbedDesc&) override { return unused(); }
   Result<std::unique_ptr<AddNorm>> plan(const AddNormDesc&) override { return unused(); }
