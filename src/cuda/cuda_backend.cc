@@ -80,21 +80,22 @@ class CudaBackend : public Backend {
     return std::unique_ptr<Routing>(std::make_unique<CudaRouting>(max_pairs));
   }
 
-  Result<std::unique_ptr<PackedWeight>> pack_embedding(const MatrixView&) override {
-    return not_yet("embed");
+  Result<std::unique_ptr<PackedWeight>> pack_embedding(const MatrixView& table) override {
+    return cuda::pack_table(packer_, table);
   }
   Result<std::unique_ptr<PackedWeight>> pack_vector(const VectorView& vector) override {
     return cuda::pack_vector(vector);
   }
   Result<std::unique_ptr<PackedWeight>> pack_linear(const LinearWeights& weights) override {
-    return cuda::pack_linear(weights);
+    return cuda::pack_linear(packer_, weights);
   }
   Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertGateUpWeights& weights) override {
-    return cuda::pack_experts(weights);
+    return cuda::pack_experts(packer_, weights);
   }
   Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertDownWeights& weights) override {
-    return cuda::pack_experts(weights);
+    return cuda::pack_experts(packer_, weights);
   }
+  PackingTimes finish_packing() override { return packer_.finish(); }
 
   Result<void> make_lora_table(const LoraTableDesc& desc) override {
     if (desc.max_slots > kMaxRoutedSlots) {
@@ -150,6 +151,7 @@ class CudaBackend : public Backend {
 
  private:
   std::string name_;
+  WeightPacker packer_;
   Context context_;
 };
 

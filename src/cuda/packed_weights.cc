@@ -2,43 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
-#include <mutex>
-#include <optional>
-#include <thread>
-
-#include "cuda/pack_matrix.h"
+#include <functional>
 
 namespace medley::cuda {
 namespace {
 
 constexpr int kPairRows = kUnitRows / 2;
 
-// Packs `count` matrices in parallel, each by its row source, and uploads them.
-Result<DeviceBuffer> pack_all(const MatrixLayout& layout, int count,
-                              const std::function<RowSource(int)>& source_of) {
-  MEDLEY_TRY_ASSIGN(DeviceBuffer buffer, DeviceBuffer::allocate(layout.matrix_bytes() * count));
-  std::atomic<int> next = 0;
-  std::mutex mutex;
-  std::optional<Error> failure;
-  const auto work = [&] {
-    std::vector<uint8_t> bytes(layout.matrix_bytes());
-    for (int i = next++; i < count; i = next++) {
-      const Result<void> result = pack_matrix(layout, source_of(i), bytes.data());
-      const std::lock_guard lock(mutex);
-      if (!result.ok()) {
-        failure = result.error();
-        return;
-      }
-      buffer.copy_from_host(bytes.data(), bytes.size(), i * bytes.size());
-    }
-  };
-  std::vector<std::thread> threads;
-  const int num_threads = std::min<int>(count, std::max(1u, std::thread::hardware_concurrency()));
-  for (int t = 1; t < num_threads; ++t) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
-  if (failure) return *failure;
+Result<DeviceBuffer> pack_matrices(WeightPacker& packer, PackJob job) {
+  MEDLEY_TRY_ASSIGN(DeviceBuffer buffer,
+                    DeviceBuffer::allocate(job.layout.matrix_bytes() * job.num_matrices));
+  job.out = buffer.as<uint8_t>();
+  MEDLEY_TRY(packer.pack(job));
   return buffer;
 }
 
@@ -63,6 +38,16 @@ float bias_or_zero(const VectorView& bias, int64_t row) {
 
 }  // namespace
 
+Result<std::unique_ptr<PackedWeight>> pack_table(WeightPacker& packer, const MatrixView& table) {
+  auto packed = std::make_unique<CudaTable>();
+  packed->rows = table.rows;
+  packed->cols = table.cols;
+  MEDLEY_TRY_ASSIGN(packed->values,
+                    DeviceBuffer::allocate(table.rows * table.cols * sizeof(uint16_t)));
+  MEDLEY_TRY(packer.pack_rows(table, packed->values.as<uint16_t>()));
+  return std::unique_ptr<PackedWeight>(std::move(packed));
+}
+
 Result<std::unique_ptr<PackedWeight>> pack_vector(const VectorView& vector) {
   std::vector<float> values(vector.size);
   for (int64_t i = 0; i < vector.size; ++i) values[i] = element(vector, i);
@@ -73,7 +58,8 @@ Result<std::unique_ptr<PackedWeight>> pack_vector(const VectorView& vector) {
   return std::unique_ptr<PackedWeight>(std::move(packed));
 }
 
-Result<std::unique_ptr<PackedWeight>> pack_linear(const LinearWeights& weights) {
+Result<std::unique_ptr<PackedWeight>> pack_linear(WeightPacker& packer,
+                                                  const LinearWeights& weights) {
   MEDLEY_CHECK(!weights.parts.empty());
   auto packed = std::make_unique<CudaMatrices>();
   packed->num_experts = 1;
@@ -93,13 +79,15 @@ Result<std::unique_ptr<PackedWeight>> pack_linear(const LinearWeights& weights) 
     }
     return std::pair(part, row);
   };
-  MEDLEY_TRY_ASSIGN(packed->weights, pack_all(packed->layout, 1, [&](int) {
-                      return [&](int unit, int row) {
-                        const auto [part, at] = locate(unit * kUnitRows + row);
-                        if (part == weights.parts.size()) return SourceRow{};
-                        return SourceRow{&weights.parts[part], at};
-                      };
-                    }));
+  MEDLEY_TRY_ASSIGN(packed->weights,
+                    pack_matrices(packer, {.layout = packed->layout,
+                                           .type = common_row_type(weights.parts),
+                                           .cols = packed->in_size,
+                                           .source = [&](int, int unit, int row) {
+                                             const auto [part, at] = locate(unit * kUnitRows + row);
+                                             if (part == weights.parts.size()) return SourceRow{};
+                                             return SourceRow{&weights.parts[part], at};
+                                           }}));
   if (!weights.biases.empty()) {
     MEDLEY_CHECK_EQ(weights.biases.size(), weights.parts.size());
     MEDLEY_TRY_ASSIGN(packed->bias, pack_bias(packed->layout, 1, [&](int, int unit, int row) {
@@ -111,7 +99,8 @@ Result<std::unique_ptr<PackedWeight>> pack_linear(const LinearWeights& weights) 
   return std::unique_ptr<PackedWeight>(std::move(packed));
 }
 
-Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertGateUpWeights& weights) {
+Result<std::unique_ptr<PackedWeight>> pack_experts(WeightPacker& packer,
+                                                   const ExpertGateUpWeights& weights) {
   const int count = static_cast<int>(weights.gate.size());
   MEDLEY_CHECK_GT(count, 0);
   MEDLEY_CHECK_EQ(weights.up.size(), weights.gate.size());
@@ -121,14 +110,20 @@ Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertGateUpWeights& we
   packed->out_size = weights.gate[0].rows;
   packed->layout =
       gate_up_layout(stream_format(weights.gate[0].format), packed->out_size, packed->in_size);
-  MEDLEY_TRY_ASSIGN(packed->weights, pack_all(packed->layout, count, [&](int expert) {
-                      return [&, expert](int unit, int row) {
-                        const MatrixView& matrix =
-                            row < kPairRows ? weights.gate[expert] : weights.up[expert];
-                        const int64_t at = unit * kPairRows + row % kPairRows;
-                        return at < matrix.rows ? SourceRow{&matrix, at} : SourceRow{};
-                      };
-                    }));
+  std::vector<MatrixView> matrices = weights.gate;
+  matrices.insert(matrices.end(), weights.up.begin(), weights.up.end());
+  MEDLEY_TRY_ASSIGN(
+      packed->weights,
+      pack_matrices(packer, {.layout = packed->layout,
+                             .type = common_row_type(matrices),
+                             .cols = packed->in_size,
+                             .num_matrices = count,
+                             .source = [&](int expert, int unit, int row) {
+                               const MatrixView& matrix =
+                                   row < kPairRows ? weights.gate[expert] : weights.up[expert];
+                               const int64_t at = unit * kPairRows + row % kPairRows;
+                               return at < matrix.rows ? SourceRow{&matrix, at} : SourceRow{};
+                             }}));
   if (!weights.gate_bias.empty()) {
     MEDLEY_TRY_ASSIGN(
         packed->bias, pack_bias(packed->layout, count, [&](int expert, int unit, int row) {
@@ -139,7 +134,8 @@ Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertGateUpWeights& we
   return std::unique_ptr<PackedWeight>(std::move(packed));
 }
 
-Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertDownWeights& weights) {
+Result<std::unique_ptr<PackedWeight>> pack_experts(WeightPacker& packer,
+                                                   const ExpertDownWeights& weights) {
   const int count = static_cast<int>(weights.down.size());
   MEDLEY_CHECK_GT(count, 0);
   auto packed = std::make_unique<CudaMatrices>();
@@ -148,13 +144,17 @@ Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertDownWeights& weig
   packed->out_size = weights.down[0].rows;
   packed->layout =
       make_matrix_layout(stream_format(weights.down[0].format), packed->out_size, packed->in_size);
-  MEDLEY_TRY_ASSIGN(packed->weights, pack_all(packed->layout, count, [&](int expert) {
-                      return [&, expert](int unit, int row) {
-                        const MatrixView& matrix = weights.down[expert];
-                        const int64_t at = unit * kUnitRows + row;
-                        return at < matrix.rows ? SourceRow{&matrix, at} : SourceRow{};
-                      };
-                    }));
+  MEDLEY_TRY_ASSIGN(packed->weights,
+                    pack_matrices(packer, {.layout = packed->layout,
+                                           .type = common_row_type(weights.down),
+                                           .cols = packed->in_size,
+                                           .num_matrices = count,
+                                           .source = [&](int expert, int unit, int row) {
+                                             const MatrixView& matrix = weights.down[expert];
+                                             const int64_t at = unit * kUnitRows + row;
+                                             return at < matrix.rows ? SourceRow{&matrix, at}
+                                                                     : SourceRow{};
+                                           }}));
   if (!weights.bias.empty()) {
     MEDLEY_TRY_ASSIGN(packed->bias,
                       pack_bias(packed->layout, count, [&](int expert, int unit, int row) {

@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 #include "cuda/matrix_layout.h"
 #include "cuda/memory.h"
+#include "cuda/weight_packer.h"
 
 namespace medley::cuda {
 
@@ -25,10 +26,23 @@ class CudaMatrices : public PackedWeight {
   DeviceBuffer bias;  // (experts, units, 16) float32, or empty
 };
 
+// An embedding as the checkpoint has it.
+class CudaTable : public PackedWeight {
+ public:
+  size_t num_bytes() const override { return values.num_bytes(); }
+  DeviceBuffer values;  // (rows, cols) bfloat16
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+Result<std::unique_ptr<PackedWeight>> pack_table(WeightPacker& packer, const MatrixView& table);
 Result<std::unique_ptr<PackedWeight>> pack_vector(const VectorView& vector);
-Result<std::unique_ptr<PackedWeight>> pack_linear(const LinearWeights& weights);
-Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertGateUpWeights& weights);
-Result<std::unique_ptr<PackedWeight>> pack_experts(const ExpertDownWeights& weights);
+Result<std::unique_ptr<PackedWeight>> pack_linear(WeightPacker& packer,
+                                                  const LinearWeights& weights);
+Result<std::unique_ptr<PackedWeight>> pack_experts(WeightPacker& packer,
+                                                   const ExpertGateUpWeights& weights);
+Result<std::unique_ptr<PackedWeight>> pack_experts(WeightPacker& packer,
+                                                   const ExpertDownWeights& weights);
 
 inline StreamFormat stream_format(WeightFormat format) {
   return format == WeightFormat::kMxfp4 ? StreamFormat::kMxfp4 : StreamFormat::kBF16;
