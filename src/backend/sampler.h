@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
-#include <vector>
 
 #include "tensor/tensor.h"
 
@@ -54,32 +54,40 @@ struct SamplerParams {
 // Log-probabilities are of the unmodified distribution (edits, penalties, temperature and filters
 // do not change them), natural logarithm.
 struct SampleOutput {
-  explicit SampleOutput(int max_seqs)
-      : token_ids(max_seqs),
-        logprobs(max_seqs),
-        ranks(max_seqs),
-        top_ids(size_t{kMaxTopLogprobs} * max_seqs),
-        top_logprobs(size_t{kMaxTopLogprobs} * max_seqs) {}
-  std::vector<int32_t> token_ids;
-  std::vector<float> logprobs;   // where asked for, as all below
-  std::vector<int32_t> ranks;    // the token's place by falling logit, from 1; ties: lower id first
-  std::vector<int32_t> top_ids;  // (max_seqs, kMaxTopLogprobs), best first
-  std::vector<float> top_logprobs;
+  using Memory = std::unique_ptr<void, void (*)(void*)>;
+
+  // In plain host memory.
+  explicit SampleOutput(int max_rows);
+  // In `block`, num_bytes(max_rows) bytes aligned to 4: the arrays below, one after the other.
+  SampleOutput(Memory block, int max_rows);
+  static size_t num_bytes(int max_rows);
+
+  std::span<int32_t> token_ids;  // (max_rows)
+  std::span<float> logprobs;     // where asked for, as all below
+  std::span<int32_t> ranks;      // the token's place by falling logit, from 1; ties: lower id first
+  std::span<int32_t> top_ids;    // (max_rows, kMaxTopLogprobs), best first
+  std::span<float> top_logprobs;
+
+  Memory memory;
 };
 
 // The sample op with its per-slot state on the device.
 class Sampler {
  public:
   virtual ~Sampler() = default;
+  // Room for max_seqs rows, in memory that copy_output() reaches without waiting.
+  virtual SampleOutput make_output() const = 0;
   // Takes effect for steps run later on the stream. A slot is set anew for each sequence that takes
   // it.
   virtual void set_slot(int slot, const SamplerParams& params, Stream& stream) = 0;
   // Samples selected row i from logits[i] (float32, (max_seqs, V)) with the state of its sequence's
   // slot; leaves the id in the slot for the next step's embed and counts it as output. A row whose
-  // token is known gets that token's log-probability and changes no slot. `out` is complete once
-  // the stream has passed this point, and stays untouched until the next run with the same `out`.
-  virtual void run(const ConstTensorView& logits, const Step& step, Stream& stream,
-                   SampleOutput& out) = 0;
+  // token is known gets that token's log-probability and changes no slot. May be recorded as part
+  // of a graph.
+  virtual void run(const ConstTensorView& logits, const Step& step, Stream& stream) = 0;
+  // Brings the results of the last run() to `out`: complete once the stream has passed this point,
+  // and untouched until the next copy to the same `out`.
+  virtual void copy_output(const Step& step, Stream& stream, SampleOutput& out) = 0;
 };
 
 }  // namespace medley

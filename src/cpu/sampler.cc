@@ -111,18 +111,20 @@ class CpuSampler : public Sampler {
       : context_(context),
         desc_(desc),
         slots_(desc),
+        out_(desc.max_seqs),
         ids_(desc.vocab_size * context.pool.num_threads()),
         adjusted_(desc.vocab_size * context.pool.num_threads()) {}
+
+  SampleOutput make_output() const override { return SampleOutput(desc_.max_seqs); }
 
   void set_slot(int slot, const SamplerParams& params, Stream&) override {
     slots_.set(slot, params);
   }
 
-  void run(const ConstTensorView& logits, const Step& generic, Stream&,
-           SampleOutput& out) override {
+  void run(const ConstTensorView& logits, const Step& generic, Stream&) override {
     const CpuStep& step = cpu_step(generic);
     const int rows = step.num_logit_rows();
-    MEDLEY_CHECK_LE(static_cast<size_t>(rows), out.token_ids.size());
+    MEDLEY_CHECK_LE(rows, desc_.max_seqs);
     // One share of the rows, and scratch of one row, per thread.
     const int shares = context_.pool.num_threads();
     parallel_items(context_.pool, shares, rows * desc_.vocab_size * 8, [&](int64_t share) {
@@ -131,12 +133,25 @@ class CpuSampler : public Sampler {
       for (int i = static_cast<int>(share); i < rows; i += shares) {
         const float* row = logits.as<float>() + i * desc_.vocab_size;
         if (step.logit_targets[i] == kSampleToken) {
-          sample_row(row, step, i, scratch, out);
+          sample_row(row, step, i, scratch);
         } else {
-          score_row(row, step, i, scratch, out);
+          score_row(row, step, i, scratch);
         }
       }
     });
+  }
+
+  void copy_output(const Step& step, Stream&, SampleOutput& out) override {
+    const auto rows = static_cast<size_t>(step.num_logit_rows());
+    const auto copy = [&](const auto& from, const auto& to, size_t per_row) {
+      MEDLEY_CHECK_LE(rows * per_row, to.size());
+      std::copy_n(from.begin(), rows * per_row, to.begin());
+    };
+    copy(out_.token_ids, out.token_ids, 1);
+    copy(out_.logprobs, out.logprobs, 1);
+    copy(out_.ranks, out.ranks, 1);
+    copy(out_.top_ids, out.top_ids, kMaxTopLogprobs);
+    copy(out_.top_logprobs, out.top_logprobs, kMaxTopLogprobs);
   }
 
  private:
@@ -145,8 +160,7 @@ class CpuSampler : public Sampler {
     float* adjusted = nullptr;
   };
 
-  void sample_row(const float* logits, const CpuStep& step, int i, const Scratch& scratch,
-                  SampleOutput& out) {
+  void sample_row(const float* logits, const CpuStep& step, int i, const Scratch& scratch) {
     const int slot = step.sampler_slots[step.logit_seqs[i]];
     const SamplerParams& params = slots_.params(slot);
     const float* adjusted = slots_.adjust(slot, logits, scratch.adjusted);
@@ -159,24 +173,22 @@ class CpuSampler : public Sampler {
                    uniform_draw(params.seed, position));
     }
     slots_.add_output(slot, token);
-    out.token_ids[i] = token;
+    out_.token_ids[i] = token;
     context_.sampled_ids[slot] = token;
     if (params.num_top_logprobs >= 0) {
-      write_logprobs(logits, params.num_top_logprobs, i, scratch.ids, out);
+      write_logprobs(logits, params.num_top_logprobs, i, scratch.ids);
     }
   }
 
-  void score_row(const float* logits, const CpuStep& step, int i, const Scratch& scratch,
-                 SampleOutput& out) {
+  void score_row(const float* logits, const CpuStep& step, int i, const Scratch& scratch) {
     const SamplerParams& params = slots_.params(step.sampler_slots[step.logit_seqs[i]]);
-    out.token_ids[i] = step.logit_targets[i];
-    write_logprobs(logits, std::max(params.num_prompt_logprobs, 0), i, scratch.ids, out);
+    out_.token_ids[i] = step.logit_targets[i];
+    write_logprobs(logits, std::max(params.num_prompt_logprobs, 0), i, scratch.ids);
   }
 
-  // Of out.token_ids[i] and the best `num_top`.
-  void write_logprobs(const float* logits, int64_t num_top, int i, int32_t* ids,
-                      SampleOutput& out) const {
-    const int32_t token = out.token_ids[i];
+  // Of out_.token_ids[i] and the best `num_top`.
+  void write_logprobs(const float* logits, int64_t num_top, int i, int32_t* ids) {
+    const int32_t token = out_.token_ids[i];
     Ranking ranking(logits, ids, desc_.vocab_size);
     const double best = logits[ranking.at(0)];
     double sum = 0.0;
@@ -186,18 +198,19 @@ class CpuSampler : public Sampler {
       rank += logits[id] > logits[token] || (logits[id] == logits[token] && id < token);
     }
     const double log_sum = best + std::log(sum);
-    out.logprobs[i] = static_cast<float>(logits[token] - log_sum);
-    out.ranks[i] = rank;
+    out_.logprobs[i] = static_cast<float>(logits[token] - log_sum);
+    out_.ranks[i] = rank;
     for (int64_t j = 0; j < std::min(num_top, desc_.vocab_size); ++j) {
       const int32_t id = ranking.at(j);
-      out.top_ids[i * kMaxTopLogprobs + j] = id;
-      out.top_logprobs[i * kMaxTopLogprobs + j] = static_cast<float>(logits[id] - log_sum);
+      out_.top_ids[i * kMaxTopLogprobs + j] = id;
+      out_.top_logprobs[i * kMaxTopLogprobs + j] = static_cast<float>(logits[id] - log_sum);
     }
   }
 
   Context& context_;
   SamplerDesc desc_;
   SamplerSlots slots_;
+  SampleOutput out_;  // of the last run
   std::vector<int32_t> ids_;
   std::vector<float> adjusted_;
 };

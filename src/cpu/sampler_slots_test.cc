@@ -27,7 +27,8 @@ class GreedyTest {
     const HostTensor row = tensor(DType::kF32, {1, vocab_size()}, logits_);
     std::vector<int> tokens;
     for (int i = 0; i < num_tokens; ++i) {
-      sampler_->run(row.view(), *test_.step, *test_.stream, out_);
+      sampler_->run(row.view(), *test_.step, *test_.stream);
+      sampler_->copy_output(*test_.step, *test_.stream, out_);
       tokens.push_back(out_.token_ids[0]);
     }
     return tokens;
@@ -177,8 +178,10 @@ TEST(SamplerSlots, KnownTokensAreScored) {
   }
   const HostTensor logits = tensor(DType::kF32, {4, 4}, rows);
   SampleOutput out(4);
-  test.sampler().run(logits.view(), *test.test().step, *test.test().stream, out);
-  EXPECT_EQ(out.token_ids, (std::vector<int32_t>{3, 2, 1, 2}));
+  test.sampler().run(logits.view(), *test.test().step, *test.test().stream);
+  test.sampler().copy_output(*test.test().step, *test.test().stream, out);
+  EXPECT_EQ(std::vector<int32_t>(out.token_ids.begin(), out.token_ids.end()),
+            (std::vector<int32_t>{3, 2, 1, 2}));
   const double probabilities[] = {0.125, 0.5, 0.125};
   const int ranks[] = {4, 1, 3};  // of the two of 0.125 the lower id is ahead
   for (int i = 0; i < 3; ++i) {

@@ -36,7 +36,8 @@ class SamplerTest {
     for (int i = 0; i < num_rows; ++i) {
       std::copy(logits_.begin(), logits_.end(), rows.as<float>() + i * vocab_size());
     }
-    sampler_->run(rows.view(), *test_.step, *test_.stream, out_);
+    sampler_->run(rows.view(), *test_.step, *test_.stream);
+    sampler_->copy_output(*test_.step, *test_.stream, out_);
     return {out_.token_ids.begin(), out_.token_ids.begin() + num_rows};
   }
 
@@ -134,7 +135,8 @@ TEST(Sampler, DrawDependsOnSeedAndPositionAlone) {
   test.test().set_step(TestInputs({&alone, 1}));
   HostTensor row = tensor(DType::kF32, {1, 50}, logits);
   SampleOutput out(1);
-  test.sampler().run(row.view(), *test.test().step, *test.test().stream, out);
+  test.sampler().run(row.view(), *test.test().step, *test.test().stream);
+  test.sampler().copy_output(*test.test().step, *test.test().stream, out);
   EXPECT_EQ(out.token_ids[0], batch[33]);
 }
 

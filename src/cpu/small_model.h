@@ -124,7 +124,8 @@ class SmallModel {
     head_->run({.x = x_out_.view(), .weight = head_w_.get(), .logits = logits_out_.view()}, step,
                stream);
     note("logits", logits_out_.view());
-    sampler_->run(logits_out_.view(), step, stream, out_);
+    sampler_->run(logits_out_.view(), step, stream);
+    sampler_->copy_output(step, stream, out_);
   }
 
  private:

@@ -26,7 +26,7 @@ class ModelExecutor final : public Executor {
   ModelExecutor(Parts parts, const ExecutorDesc& desc)
       : desc_(desc),
         parts_(std::move(parts)),
-        outputs_{SampleOutput(desc.step.max_seqs), SampleOutput(desc.step.max_seqs)} {}
+        outputs_{parts_.sampler->make_output(), parts_.sampler->make_output()} {}
 
   ~ModelExecutor() override { parts_.stream->synchronize(); }
 
@@ -55,8 +55,8 @@ class ModelExecutor final : public Executor {
     forward(stream);
     const StepTicket ticket = num_launched_++;
     if (inputs.num_logit_rows() > 0) {
-      parts_.sampler->run(parts_.model->logits(), *parts_.step, stream,
-                          outputs_[ticket % kMaxStepsInFlight]);
+      parts_.sampler->run(parts_.model->logits(), *parts_.step, stream);
+      parts_.sampler->copy_output(*parts_.step, stream, outputs_[ticket % kMaxStepsInFlight]);
     }
     parts_.done[ticket % kMaxStepsInFlight]->record(stream);
     return ticket;

@@ -72,8 +72,10 @@ struct FakeSampler final : Sampler {
   void set_slot(int slot, const SamplerParams& params, Stream&) override {
     recording.trace += "slot" + std::to_string(slot) + "=" + std::to_string(params.seed) + " ";
   }
-  void run(const ConstTensorView&, const Step& step, Stream&, SampleOutput& out) override {
-    recording.trace += "sample ";
+  SampleOutput make_output() const override { return SampleOutput(4); }
+  void run(const ConstTensorView&, const Step&, Stream&) override { recording.trace += "sample "; }
+  void copy_output(const Step& step, Stream&, SampleOutput& out) override {
+    recording.trace += "copy ";
     recording.enqueued.emplace_back(&out, step.num_logit_rows());
   }
   Recording& recording;
@@ -161,7 +163,7 @@ TEST_F(ModelExecutorTest, SlotsAreSetBeforeTheStepThatUsesThem) {
   const std::array<SlotUpdate, 2> updates = {SlotUpdate{1, {.seed = 9}},
                                              SlotUpdate{0, {.seed = 8}}};
   ASSERT_TRUE(executor_->launch(inputs(rows_, logit_rows_), updates).ok());
-  EXPECT_EQ(recording_.trace, "slot1=9 slot0=8 update forward sample record ");
+  EXPECT_EQ(recording_.trace, "slot1=9 slot0=8 update forward sample copy record ");
 }
 
 TEST_F(ModelExecutorTest, AChunkWithoutASampleIsOnlyComputed) {
