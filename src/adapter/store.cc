@@ -31,6 +31,7 @@ struct Adapter {
   Error failure;  // kFailed
   int64_t failed_at_ns = 0;
   int slot = kNoAdapter;  // kOnDevice
+  int64_t uploaded_ns = 0;
   int num_pins = 0;
   bool forgotten = false;  // unloaded; whoever still holds it lets it go
 
@@ -76,7 +77,13 @@ class AdapterStoreImpl : public AdapterStore {
       forget(found);
     }
     adapters_.emplace(name, adapter);
-    return info_of(*adapter);
+    AdapterInfo info = info_of(*adapter);
+    if (options.to_device) {
+      to_device_.push_back(adapter);
+      lock.unlock();
+      wake();
+    }
+    return info;
   }
 
   Result<AdapterInfo> check(const std::string& path) const override {
@@ -166,6 +173,19 @@ class AdapterStoreImpl : public AdapterStore {
     return std::optional<AdapterPin>(make_pin(this, adapter->slot, adapter->info.hash));
   }
 
+  void fill_slots(Stream& stream) override {
+    std::lock_guard lock(mutex_);
+    drop_forgotten(stream);
+    std::erase_if(to_device_, [&](const std::shared_ptr<Adapter>& adapter) {
+      if (adapter->info.state != AdapterState::kInHost) return true;
+      const Result<bool> uploaded = upload(adapter, stream);
+      if (!uploaded.ok()) {
+        log::warn("adapter '{}': {}", adapter->info.name, uploaded.error().message);
+      }
+      return !uploaded.ok() || *uploaded;
+    });
+  }
+
  private:
   using Adapters = std::map<std::string, std::shared_ptr<Adapter>>;
 
@@ -212,6 +232,7 @@ class AdapterStoreImpl : public AdapterStore {
   // result dropped.
   void forget(Adapters::iterator found) {
     found->second->forgotten = true;
+    std::erase(to_device_, found->second);
     adapters_.erase(found);
   }
 
@@ -231,8 +252,11 @@ class AdapterStoreImpl : public AdapterStore {
       to_load_.pop_front();
       if (!adapter->forgotten) {
         const std::string path = adapter->info.path;
+        const std::string name = adapter->info.name;
         lock.unlock();
+        const int64_t start_ns = now_ns();
         Result<Loaded> loaded = read_and_pack(path);
+        observe({.name = name, .duration_ns = now_ns() - start_ns, .ok = loaded.ok()});
         lock.lock();
         finish_load(*adapter, std::move(loaded));
       } else {
@@ -280,7 +304,9 @@ class AdapterStoreImpl : public AdapterStore {
 
   Result<AdapterWeights> read(const std::string& path) const {
     MEDLEY_TRY_ASSIGN(AdapterWeights weights,
-                      read_peft_adapter(path, spec_, options_.base_tensors));
+                      options_.reader
+                          ? options_.reader(path)
+                          : read_peft_adapter(path, spec_, options_.base_tensors));
     if (options_.max_lora_rank > 0 && weights.max_rank > options_.max_lora_rank) {
       return unsupported(fmt::format("the adapter's rank is {}; at most {} is allowed",
                                      weights.max_rank, options_.max_lora_rank));
@@ -321,8 +347,17 @@ class AdapterStoreImpl : public AdapterStore {
         continue;
       }
       const int index = static_cast<int>(slot - slots_.begin());
+      const int64_t start_ns = now_ns();
       Result<std::unique_ptr<DeviceAdapter>> set = backend_.upload_adapter(*adapter->packed);
+      const bool no_room = !set.ok() && set.error().code == ErrorCode::kOverloaded;
+      if (!no_room) {
+        observe({.name = adapter->info.name,
+                 .source = AdapterLoad::Source::kHost,
+                 .duration_ns = now_ns() - start_ns,
+                 .ok = set.ok()});
+      }
       if (set.ok()) {
+        adapter->uploaded_ns = now_ns();
         *slot = adapter;
         adapter->slot = index;
         adapter->on_device = std::move(*set);
@@ -331,7 +366,7 @@ class AdapterStoreImpl : public AdapterStore {
         return true;
       }
       // Device memory is short: make room, or wait for the requests that hold it.
-      if (set.error().code != ErrorCode::kOverloaded) return set.error();
+      if (!no_room) return set.error();
       if (evict_one(stream)) continue;
       const bool any_in_use =
           std::any_of(slots_.begin(), slots_.end(), [](const auto& s) { return s != nullptr; });
@@ -345,13 +380,17 @@ class AdapterStoreImpl : public AdapterStore {
     std::shared_ptr<Adapter>* oldest = nullptr;
     for (auto& slot : slots_) {
       if (slot == nullptr || slot->num_pins > 0 || slot->info.pinned) continue;
-      if (oldest == nullptr || slot->info.last_used_ns < (*oldest)->info.last_used_ns) {
+      if (oldest == nullptr || idle_since(*slot) < idle_since(**oldest)) {
         oldest = &slot;
       }
     }
     if (oldest == nullptr) return false;
     empty_slot(*oldest, stream);
     return true;
+  }
+
+  static int64_t idle_since(const Adapter& adapter) {
+    return std::max(adapter.info.last_used_ns, adapter.uploaded_ns);
   }
 
   void empty_slot(std::shared_ptr<Adapter>& slot, Stream& stream) {
@@ -384,11 +423,33 @@ class AdapterStoreImpl : public AdapterStore {
   std::map<std::string, std::weak_ptr<const PackedAdapter>> images_;  // by content hash
   std::vector<std::shared_ptr<Adapter>> slots_;                       // null = free
   std::deque<std::shared_ptr<Adapter>> to_load_;
+  std::deque<std::shared_ptr<Adapter>> to_device_;  // loaded, for fill_slots()
   bool stopping_ = false;
   std::vector<std::thread> loaders_;
 };
 
 }  // namespace
+
+const char* to_string(AdapterLoad::Source source) {
+  return source == AdapterLoad::Source::kDisk ? "disk" : "host";
+}
+
+void AdapterStore::set_load_observer(LoadObserver observer) {
+  std::lock_guard lock(observer_mutex_);
+  observer_ = std::move(observer);
+  if (!observer_) return;
+  was_observed_ = true;
+  for (const AdapterLoad& load : std::exchange(unobserved_, {})) observer_(load);
+}
+
+void AdapterStore::observe(AdapterLoad load) {
+  std::lock_guard lock(observer_mutex_);
+  if (observer_) {
+    observer_(load);
+  } else if (!was_observed_) {
+    unobserved_.push_back(std::move(load));
+  }
+}
 
 AdapterPin::AdapterPin(AdapterPin&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)),

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "adapter/peft_reader.h"
 #include "backend/backend.h"
 #include "base/error.h"
 #include "spec/model_spec.h"
@@ -41,6 +42,9 @@ struct AdapterInfo {
   std::vector<std::string> warnings;  // of the last reading
 };
 
+// How a path becomes weights. Called on any thread.
+using AdapterReader = std::function<Result<AdapterWeights>(const std::string& path)>;
+
 struct AdapterStoreOptions {
   int max_loras = 8;      // slots on the device
   int max_lora_rank = 0;  // larger ranks are refused; 0 = no limit
@@ -49,7 +53,22 @@ struct AdapterStoreOptions {
   // The base model's tensors, which must outlive the store: copies of its embeddings in an adapter
   // are accepted where they are equal. Null: such adapters are refused.
   const TensorMap* base_tensors = nullptr;
+  AdapterReader reader;  // empty = read_peft_adapter
 };
+
+// One attempt to bring an adapter a step nearer.
+struct AdapterLoad {
+  enum class Source : uint8_t {
+    kDisk,  // read, checked and packed in host memory
+    kHost,  // copied from there to the device
+  };
+  std::string name;
+  Source source = Source::kDisk;
+  int64_t duration_ns = 0;
+  bool ok = true;
+};
+
+const char* to_string(AdapterLoad::Source source);
 
 struct AdapterLoadOptions {
   // A name that is taken gets the new content: requests that run finish on the old one, requests
@@ -57,6 +76,9 @@ struct AdapterLoadOptions {
   bool in_place = false;
   bool pin = false;  // see AdapterStore::set_pinned
   bool read = true;  // else the name is registered and read when first asked for
+  // Once read, it takes a slot before the next request for it comes: a free one, or that of the
+  // adapter that was idle for longest. It waits in host memory while all are in use.
+  bool to_device = false;
 };
 
 class AdapterStore;
@@ -118,13 +140,22 @@ class AdapterStore {
   // that named it.
   virtual Result<std::optional<AdapterPin>> acquire(const std::string& name, Stream& stream) = 0;
 
-  // `wake` is called, on any thread, whenever acquire() may answer otherwise than before: a load
-  // has ended well or badly, a slot was unpinned. An idle engine asks again then. Reset it (empty)
-  // before what it captures dies. Any thread.
+  // Gives slots to the adapters that were loaded with `to_device`, as far as they can be had. To be
+  // called after each wake.
+  virtual void fill_slots(Stream& stream) = 0;
+
+  // `wake` is called, on any thread, whenever acquire() or fill_slots() may answer otherwise than
+  // before: a load has ended well or badly, a slot was unpinned. An idle engine asks again then.
+  // Reset it (empty) before what it captures dies. Any thread.
   void set_wake(std::function<void()> wake) {
     std::lock_guard lock(wake_mutex_);
     wake_ = std::move(wake);
   }
+
+  // `observer` is told of every load, those before too, on any thread; it must not call the store.
+  // Reset it (empty) before what it captures dies. Any thread.
+  using LoadObserver = std::function<void(const AdapterLoad&)>;
+  void set_load_observer(LoadObserver observer);
 
   static Result<std::unique_ptr<AdapterStore>> create(const ModelSpec& spec, Backend& backend,
                                                       const AdapterStoreOptions& options);
@@ -135,8 +166,13 @@ class AdapterStore {
 
   std::mutex wake_mutex_;
   std::function<void()> wake_;
+  std::mutex observer_mutex_;
+  LoadObserver observer_;
+  std::vector<AdapterLoad> unobserved_;  // until there is an observer for the first time
+  bool was_observed_ = false;
 
  protected:
+  void observe(AdapterLoad load);
   void wake() {
     std::lock_guard lock(wake_mutex_);
     if (wake_) wake_();

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 #include <thread>
 
@@ -96,6 +97,58 @@ TEST_F(AdapterStoreTest, LoadReadsAtOnceAndAcquireUploads) {
   }
   EXPECT_EQ(info("a").num_users, 0);
   EXPECT_EQ(info("a").state, AdapterState::kOnDevice);
+}
+
+TEST_F(AdapterStoreTest, LoadedToTheDeviceTakesASlotBeforeItIsAskedFor) {
+  make_store({.max_loras = 2});
+  int num_woken = 0;
+  store_->set_wake([&] { ++num_woken; });
+  const auto load = [&](const char* name) {
+    ASSERT_TRUE(store_->load(name, good_path(), {.to_device = true}).ok());
+  };
+  load("a");
+  EXPECT_GT(num_woken, 0);
+  EXPECT_EQ(info("a").state, AdapterState::kInHost);
+  store_->fill_slots(stream_);
+  EXPECT_EQ(info("a").state, AdapterState::kOnDevice);
+  EXPECT_EQ(info("a").last_used_ns, 0);
+  load("b");
+  store_->fill_slots(stream_);
+  load("c");  // in the place of the one idle for longest
+  store_->fill_slots(stream_);
+  EXPECT_EQ(info("a").state, AdapterState::kInHost);
+  EXPECT_EQ(info("b").state, AdapterState::kOnDevice);
+  EXPECT_EQ(info("c").state, AdapterState::kOnDevice);
+  {
+    const AdapterPin b = wait_for("b").value(), c = wait_for("c").value();
+    load("d");
+    store_->fill_slots(stream_);
+    EXPECT_EQ(info("d").state, AdapterState::kInHost) << "every slot is in use";
+  }
+  store_->fill_slots(stream_);
+  EXPECT_EQ(info("d").state, AdapterState::kOnDevice);
+  ASSERT_TRUE(store_->load("e", good_path()).ok());
+  store_->fill_slots(stream_);
+  EXPECT_EQ(info("e").state, AdapterState::kInHost) << "nobody wanted it there";
+  store_->set_wake({});
+}
+
+TEST_F(AdapterStoreTest, LoadsAreObserved) {
+  make_store({.max_loras = 2});
+  ASSERT_TRUE(store_->load("before", good_path()).ok());
+  std::mutex mutex;
+  std::vector<std::string> seen;
+  store_->set_load_observer([&](const AdapterLoad& load) {
+    EXPECT_GE(load.duration_ns, 0);
+    std::lock_guard lock(mutex);
+    seen.push_back(load.name + " " + to_string(load.source) + (load.ok ? "" : " failed"));
+  });
+  EXPECT_FALSE(store_->load("bad", (folder_ / "none").string()).ok());
+  EXPECT_TRUE(wait_for("before").ok());
+  EXPECT_TRUE(wait_for("before").ok());  // it is there already
+  store_->set_load_observer({});
+  ASSERT_TRUE(store_->load("after", good_path()).ok());
+  EXPECT_EQ(seen, (std::vector<std::string>{"before disk", "bad disk failed", "before host"}));
 }
 
 TEST_F(AdapterStoreTest, NamesAndPathsAreKept) {
@@ -371,6 +424,12 @@ TEST(CheckAdapterTest, Reports) {
   const auto zero = check_adapter((adapters / "own-all-b-zero").string(), model_spec());
   ASSERT_TRUE(zero.ok());
   EXPECT_NE(zero->find("warning:"), std::string::npos);
+  const auto shared =
+      check_adapter((adapters / "own-shared-outer-w1-w3-w2").string(), model_spec());
+  ASSERT_TRUE(shared.ok());
+  EXPECT_NE(shared->find("expert_gate_up  4 of 4 layers, rank 4; the experts share A\n"),
+            std::string::npos)
+      << *shared;
   EXPECT_EQ(check_adapter("/none", model_spec()).error().code, ErrorCode::kNotFound);
 }
 

@@ -61,6 +61,16 @@ std::vector<int32_t> end_tokens(const GenerationConfig& generation,
   return ids;
 }
 
+// `metrics` outlives `store`.
+void observe_loads(AdapterStore& store, server::Metrics& metrics) {
+  store.set_load_observer([&metrics](const AdapterLoad& load) {
+    metrics.on_adapter_load({.adapter = load.name,
+                             .source = to_string(load.source),
+                             .duration_ns = load.duration_ns,
+                             .ok = load.ok});
+  });
+}
+
 // Until a signal comes (then nothing is returned) or the engine has failed.
 Result<void> wait_for_the_end(const Engine& engine) {
   const sigset_t signals = stop_signals();
@@ -117,11 +127,12 @@ Result<void> serve(const ServeFlags& flags) {
       server::HttpServer::listen({.host = flags.host, .port = static_cast<uint16_t>(flags.port)}));
   MEDLEY_TRY_ASSIGN(const text::TextTokenizer tokenizer, text::TextTokenizer::load(flags.model));
   MEDLEY_TRY_ASSIGN(const text::ChatRenderer chat, load_chat(flags, tokenizer));
-  MEDLEY_TRY_ASSIGN(LoadedModel loaded, load_model(flags));
   std::vector<std::string> names = flags.served_model_names;
   if (names.empty()) names.push_back(flags.model);
-
   server::Metrics metrics(names.front());
+  MEDLEY_TRY_ASSIGN(LoadedModel loaded, load_model(flags));
+  if (loaded.adapters != nullptr) observe_loads(*loaded.adapters, metrics);
+
   server::OutputWorkers outputs(tokenizer.pieces(), metrics, /*num_workers=*/1);
   MEDLEY_TRY_ASSIGN(
       const std::unique_ptr<Engine> engine,

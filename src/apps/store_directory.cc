@@ -75,12 +75,11 @@ Result<std::string> StoreDirectory::allowed_folder(const std::string& path) cons
 Result<void> StoreDirectory::load(const api::LoadAdapterRequest& request) {
   MEDLEY_TRY(need_store());
   MEDLEY_TRY_ASSIGN(const std::string folder, allowed_folder(request.path));
-  MEDLEY_TRY(
-      store_->load(request.name, folder,
-                   {.in_place = request.in_place,
-                    .pin = request.pin,
-                    .read = request.preload,
-                    .to_device = request.preload}));
+  MEDLEY_TRY(store_->load(request.name, folder,
+                          {.in_place = request.in_place,
+                           .pin = request.pin,
+                           .read = request.preload,
+                           .to_device = request.preload}));
   return {};
 }
 

@@ -101,6 +101,10 @@ void EngineCore::abort_all() {
   for (const RequestId id : ids) abort(id);
 }
 
+void EngineCore::fill_adapter_slots() {
+  if (adapters_ != nullptr && !fault_) adapters_->fill_slots(executor_.stream());
+}
+
 bool EngineCore::step() {
   if (fault_) return false;
   const size_t num_in_flight = in_flight_.size();

@@ -42,6 +42,7 @@ class EngineCore {
   void add(Request request);  // checked by the caller; ids are unique
   void abort(RequestId id);
   void abort_all();
+  void fill_adapter_slots();  // AdapterStore::fill_slots
 
   // Takes a turn. False when nothing could be done: until the next instruction, or until an
   // adapter arrives, another turn is in vain.

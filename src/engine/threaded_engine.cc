@@ -55,6 +55,7 @@ class ThreadedEngine final : public Engine {
         thread_([this] { run(); }) {
     if (adapters_ != nullptr) {
       adapters_->set_wake([this] { (void)queue_.push_over(Wake{}); });
+      (void)queue_.push_over(Wake{});  // for what came before
     }
   }
 
@@ -171,6 +172,8 @@ class ThreadedEngine final : public Engine {
       core.abort(abort->id);
     } else if (std::holds_alternative<AbortAll>(instruction)) {
       core.abort_all();
+    } else if (std::holds_alternative<Wake>(instruction)) {
+      core.fill_adapter_slots();
     }
     return !std::holds_alternative<Stop>(instruction);
   }

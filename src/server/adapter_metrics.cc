@@ -18,6 +18,8 @@ const Histogram::BucketBoundaries kFirstTokenBuckets = {0.01, 0.05, 0.1, 0.25, 0
                                                         1.0,  2.5,  5.0, 10.0, 60.0};
 const Histogram::BucketBoundaries kInterTokenBuckets = {0.005, 0.01, 0.025, 0.05, 0.1,
                                                         0.25,  0.5,  1.0,   5.0};
+const Histogram::BucketBoundaries kLoadBuckets = {0.001, 0.005, 0.02, 0.05, 0.1,
+                                                  0.25,  0.5,   1.0,  5.0,  30.0};
 
 Family<Counter>& counters(Registry& registry, const char* name, const char* help) {
   return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
@@ -35,6 +37,12 @@ AdapterMetrics::AdapterMetrics(Registry& registry, std::string model_name)
     : model_name_(std::move(model_name)),
       requests_(counters(registry, "medley:adapter_requests_total",
                          "An adapter's requests that have ended, by reason.")),
+      errors_(counters(registry, "medley:adapter_errors_total",
+                       "An adapter's requests that ended in an error, and its loads that failed.")),
+      loads_(counters(registry, "medley:adapter_loads_total",
+                      "From disk: read, checked and packed; from host: copied to the device.")),
+      load_seconds_(
+          histograms(registry, "medley:adapter_load_seconds", "How long an adapter's loads took.")),
       prompt_tokens_(counters(registry, "medley:adapter_prompt_tokens_total",
                               "Prompt tokens of an adapter's requests that gave a token.")),
       generation_tokens_(counters(registry, "medley:adapter_generation_tokens_total",
@@ -66,10 +74,23 @@ void AdapterMetrics::on_inter_token(const std::string& adapter, double seconds) 
 
 void AdapterMetrics::on_finish(const std::string& adapter, FinishReason reason) {
   std::lock_guard lock(mutex_);
-  series_of(adapter);
-  Labels all = labels(series_.contains(adapter) ? adapter : kOthers);
-  all.emplace("finished_reason", to_string(reason));
-  requests_.Add(all).Increment();  // the series that exists, where one does
+  requests_.Add(labels_with(adapter, "finished_reason", to_string(reason))).Increment();
+  if (reason == FinishReason::kError) {
+    errors_.Add(labels_with(adapter, "kind", "request")).Increment();
+  }
+}
+
+void AdapterMetrics::on_load(const std::string& adapter, const std::string& source,
+                             double seconds) {
+  std::lock_guard lock(mutex_);
+  const Labels all = labels_with(adapter, "source", source);
+  loads_.Add(all).Increment();
+  load_seconds_.Add(all, kLoadBuckets).Observe(seconds);
+}
+
+void AdapterMetrics::on_load_error(const std::string& adapter) {
+  std::lock_guard lock(mutex_);
+  errors_.Add(labels_with(adapter, "kind", "load")).Increment();
 }
 
 void AdapterMetrics::show(const std::vector<api::ModelCard>& cards) {
@@ -88,6 +109,14 @@ void AdapterMetrics::show(const std::vector<api::ModelCard>& cards) {
 
 Labels AdapterMetrics::labels(const std::string& adapter) const {
   return {{"model_name", model_name_}, {"adapter", adapter}};
+}
+
+Labels AdapterMetrics::labels_with(const std::string& adapter, const char* label,
+                                   const std::string& value) {
+  series_of(adapter);
+  Labels all = labels(series_.contains(adapter) ? adapter : kOthers);
+  all.emplace(label, value);
+  return all;
 }
 
 AdapterMetrics::Series& AdapterMetrics::series_of(const std::string& adapter) {

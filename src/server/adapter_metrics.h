@@ -30,6 +30,9 @@ class AdapterMetrics {
   void on_token(const std::string& adapter, int64_t num_tokens);
   void on_inter_token(const std::string& adapter, double seconds);
   void on_finish(const std::string& adapter, FinishReason reason);
+  // `source`: "disk" or "host".
+  void on_load(const std::string& adapter, const std::string& source, double seconds);
+  void on_load_error(const std::string& adapter);
   // Sets the states and sizes to those of `cards`; of the first kMaxAdapters.
   void show(const std::vector<api::ModelCard>& cards);
 
@@ -42,10 +45,16 @@ class AdapterMetrics {
   };
 
   prometheus::Labels labels(const std::string& adapter) const;
+  // The labels of the series that `adapter` has or shares, and one more.
+  prometheus::Labels labels_with(const std::string& adapter, const char* label,
+                                 const std::string& value);
   Series& series_of(const std::string& adapter);
 
   const std::string model_name_;
   prometheus::Family<prometheus::Counter>& requests_;
+  prometheus::Family<prometheus::Counter>& errors_;
+  prometheus::Family<prometheus::Counter>& loads_;
+  prometheus::Family<prometheus::Histogram>& load_seconds_;
   prometheus::Family<prometheus::Counter>& prompt_tokens_;
   prometheus::Family<prometheus::Counter>& generation_tokens_;
   prometheus::Family<prometheus::Histogram>& time_to_first_token_;

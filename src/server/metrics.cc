@@ -166,6 +166,14 @@ void Metrics::on_finish(FinishReason reason, int64_t e2e_latency_ns, const std::
   if (!adapter.empty()) state_->adapters.on_finish(adapter, reason);
 }
 
+void Metrics::on_adapter_load(const AdapterLoadSample& load) {
+  if (load.ok) {
+    state_->adapters.on_load(load.adapter, load.source, to_seconds(load.duration_ns));
+  } else {
+    state_->adapters.on_load_error(load.adapter);
+  }
+}
+
 std::string Metrics::render(const MetricsSnapshot& snapshot) {
   State& state = *state_;
   const EngineStats& engine = snapshot.engine;

@@ -25,6 +25,14 @@ struct RequestPhases {
   int64_t decode_ns = 0;   // from there to its last token
 };
 
+// One attempt to bring an adapter a step nearer.
+struct AdapterLoadSample {
+  std::string adapter;
+  std::string source;  // "disk": to host memory; "host": to the device
+  int64_t duration_ns = 0;
+  bool ok = true;
+};
+
 // Counters and histograms under vLLM's names (vLLM's docs, "Production metrics"), all labelled with
 // model_name, and medley:adapter_*, in Prometheus' text format 0.0.4. `adapter` is a request's;
 // empty: the base model. Thread-safe.
@@ -38,6 +46,7 @@ class Metrics {
   void on_token(int64_t num_tokens, const std::string& adapter = {});
   void on_inter_token(int64_t latency_ns, const std::string& adapter = {});
   void on_phases(const RequestPhases& phases);
+  void on_adapter_load(const AdapterLoadSample& load);
   void on_finish(FinishReason reason, int64_t e2e_latency_ns, const std::string& adapter = {});
 
   std::string render(const MetricsSnapshot& snapshot);

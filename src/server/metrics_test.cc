@@ -111,6 +111,30 @@ TEST(Metrics, TokensOfSteps) {
   EXPECT_TRUE(has_line(text, R"(vllm:iteration_tokens_total_sum{model_name="m"} 30041)"));
 }
 
+TEST(MetricsTest, LoadsAndErrorsOfAnAdapter) {
+  Metrics metrics("m");
+  metrics.on_adapter_load({.adapter = "a", .source = "disk", .duration_ns = 300'000'000});
+  metrics.on_adapter_load({.adapter = "a", .source = "host", .duration_ns = 2'000'000});
+  metrics.on_adapter_load({.adapter = "a", .source = "host", .duration_ns = 6'000'000});
+  metrics.on_adapter_load({.adapter = "a", .source = "disk", .ok = false});
+  metrics.on_finish(FinishReason::kError, 1, "a");
+  metrics.on_finish(FinishReason::kStop, 1, "a");
+  const std::string text = metrics.render({});
+  const std::string disk = R"({adapter="a",model_name="m",source="disk"} )";
+  const std::string host = R"({adapter="a",model_name="m",source="host"} )";
+  EXPECT_TRUE(has_line(text, "medley:adapter_loads_total" + disk + "1")) << text;
+  EXPECT_TRUE(has_line(text, "medley:adapter_loads_total" + host + "2"));
+  EXPECT_TRUE(has_line(text, "medley:adapter_load_seconds_sum" + disk + "0.3"));
+  EXPECT_TRUE(has_line(text, "medley:adapter_load_seconds_count" + host + "2"));
+  EXPECT_TRUE(has_line(
+      text,
+      R"(medley:adapter_load_seconds_bucket{adapter="a",model_name="m",source="host",le="0.005"} 1)"));
+  EXPECT_TRUE(
+      has_line(text, R"(medley:adapter_errors_total{adapter="a",kind="load",model_name="m"} 1)"));
+  EXPECT_TRUE(has_line(
+      text, R"(medley:adapter_errors_total{adapter="a",kind="request",model_name="m"} 1)"));
+}
+
 TEST(MetricsTest, PerAdapterSeriesAreBounded) {
   Metrics metrics("base");
   for (int i = 0; i < 300; ++i) {
@@ -118,6 +142,7 @@ TEST(MetricsTest, PerAdapterSeriesAreBounded) {
     metrics.on_first_token(10, 1'000'000, name);
     metrics.on_token(2, name);
     metrics.on_finish(FinishReason::kLength, 1'000'000, name);
+    metrics.on_adapter_load({.adapter = name, .source = "disk"});
   }
   metrics.on_token(2);  // the base model's
   const std::string text = metrics.render(
@@ -130,6 +155,8 @@ TEST(MetricsTest, PerAdapterSeriesAreBounded) {
   EXPECT_TRUE(has(R"(medley:adapter_generation_tokens_total{adapter="*others*")" + base + "88"));
   EXPECT_TRUE(has(
       R"(medley:adapter_requests_total{adapter="*others*",finished_reason="length",model_name="base"} 44)"));
+  EXPECT_TRUE(
+      has(R"(medley:adapter_loads_total{adapter="*others*",model_name="base",source="disk"} 44)"));
   EXPECT_TRUE(has(R"(medley:adapter_bytes{adapter="a0")" + base + "77"));
   EXPECT_TRUE(has(R"(medley:adapter_state{adapter="a0",model_name="base",state="in_host"} 1)"));
   const std::string later = metrics.render({});

@@ -62,6 +62,8 @@ class FakeAdapterStore final : public AdapterStore {
     return pin(free_slot);
   }
 
+  void fill_slots(Stream&) override {}
+
   Result<AdapterInfo> load(const std::string&, const std::string&,
                            const AdapterLoadOptions&) override {
     return unused();
