@@ -25,6 +25,11 @@ set(MEDLEY_CUDA_FLAGS -lineinfo --expt-relaxed-constexpr
 
 find_package(CUDAToolkit REQUIRED)
 
+set(MEDLEY_FLASHINFER_INCLUDE "${PROJECT_SOURCE_DIR}/.cache/flashinfer/include" CACHE PATH "FlashInfer headers (tools/flashinfer)")
+if(NOT EXISTS "${MEDLEY_FLASHINFER_INCLUDE}/flashinfer/attention/prefill.cuh")
+  message(FATAL_ERROR "no FlashInfer headers in ${MEDLEY_FLASHINFER_INCLUDE}: run tools/flashinfer")
+endif()
+
 # GCC 13 sees overruns in fmt 9 that are not there.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   target_compile_options(medley_warnings INTERFACE

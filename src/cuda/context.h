@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/device_rope_table.h"
 #include "cuda/lora_adapter.h"
 #include "cuda/memory.h"
 #include "cuda/step.h"
@@ -14,10 +15,14 @@ struct Context {
   LoraTable lora;
   DeviceBuffer shrink_out;          // (pairs, kShrinkStride) bfloat16
   DeviceBuffer last_token_of_slot;  // (kMaxSamplerSlots) int32: what each sampler slot sampled last
+  StepDesc step;                    // the largest so far
   std::vector<std::unique_ptr<StepPlanner>> planners;
+  DeviceRopeTables rope_tables;
 
   // Makes room for a step of `max_pairs` pairs. At start-up only: recorded graphs hold the address.
   Result<void> reserve_pairs(int max_pairs);
+  // The same for steps of these capacities, in what planners hold.
+  Result<void> reserve_step(const StepDesc& desc);
 };
 
 // q, k and v may each have an A of the largest rank.
@@ -29,6 +34,9 @@ Result<std::unique_ptr<AddNormRoute>> plan_add_norm_route(const AddNormRouteDesc
 Result<std::unique_ptr<MoeGateUp>> plan_moe_gate_up(Context& context, const MoeGateUpDesc& desc);
 Result<std::unique_ptr<MoeDown>> plan_moe_down(Context& context, const MoeDownDesc& desc);
 Result<std::unique_ptr<Linear>> plan_linear(Context& context, const LinearDesc& desc);
+Result<std::unique_ptr<QkNormRopeAppend>> plan_qk_norm_rope(Context& context,
+                                                            const QkNormRopeAppendDesc& desc);
+Result<std::unique_ptr<Attention>> plan_attention(Context& context, const AttentionDesc& desc);
 Result<std::unique_ptr<LmHead>> plan_lm_head(Context& context, const LmHeadDesc& desc);
 
 }  // namespace medley::cuda

@@ -7,6 +7,7 @@
 
 #include "cuda/check.h"
 #include "cuda/context.h"
+#include "cuda/kv_cache.h"
 #include "cuda/packed_weights.h"
 #include "cuda/route_kernel.h"
 #include "cuda/routing.h"
@@ -69,10 +70,11 @@ class CudaBackend : public Backend {
   }
   Result<std::unique_ptr<Step>> make_step(const StepDesc& desc) override {
     MEDLEY_TRY(context_.reserve_pairs(padded_rows(std::max(desc.max_rows, desc.max_seqs))));
+    MEDLEY_TRY(context_.reserve_step(desc));
     return std::unique_ptr<Step>(std::make_unique<CudaStep>(desc, context_.planners));
   }
-  Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheDesc&) override {
-    return not_yet("the key-value cache");
+  Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheDesc& desc) override {
+    return CudaKvCache::make(desc);
   }
   Result<std::unique_ptr<Routing>> make_routing(const RoutingDesc& desc) override {
     const int max_pairs = padded_rows(desc.max_rows) * desc.moe.experts_per_token;
@@ -126,11 +128,11 @@ class CudaBackend : public Backend {
   Result<std::unique_ptr<Linear>> plan(const LinearDesc& desc) override {
     return plan_linear(context_, desc);
   }
-  Result<std::unique_ptr<QkNormRopeAppend>> plan(const QkNormRopeAppendDesc&) override {
-    return not_yet("qk_norm_rope_append");
+  Result<std::unique_ptr<QkNormRopeAppend>> plan(const QkNormRopeAppendDesc& desc) override {
+    return plan_qk_norm_rope(context_, desc);
   }
-  Result<std::unique_ptr<Attention>> plan(const AttentionDesc&) override {
-    return not_yet("attention");
+  Result<std::unique_ptr<Attention>> plan(const AttentionDesc& desc) override {
+    return plan_attention(context_, desc);
   }
   Result<std::unique_ptr<AddNormRoute>> plan(const AddNormRouteDesc& desc) override {
     return plan_add_norm_route(desc);

@@ -193,7 +193,7 @@ void CudaStep::update(const StepInputs& inputs, Stream& stream) {
   copy(is_decode_ ? 0 : decode_bytes_, is_decode_ ? decode_bytes_ : any_bytes_);
   copy(pages_offset_, inputs.page_ids.size_bytes());
   staging.copied.record(stream);
-  for (const auto& planner : planners_) planner->plan(inputs, *this, on);
+  for (const auto& planner : planners_) planner->plan(inputs, *this, stream);
 }
 
 }  // namespace medley::cuda

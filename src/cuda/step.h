@@ -19,7 +19,9 @@ int padded_rows(int rows);
 class StepPlanner {
  public:
   virtual ~StepPlanner() = default;
-  virtual void plan(const StepInputs& inputs, const class CudaStep& step, cudaStream_t stream) = 0;
+  // At start-up: makes room for steps of these capacities.
+  virtual Result<void> reserve(const StepDesc& desc) = 0;
+  virtual void plan(const StepInputs& inputs, const class CudaStep& step, Stream& stream) = 0;
 };
 
 // A step's inputs on the device, as StepInputs has them. A decode step's arrays always lie at the

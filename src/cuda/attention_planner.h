@@ -1,0 +1,63 @@
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "base/error.h"
+#include "cuda/attention_plan.h"
+#include "cuda/step.h"
+
+namespace medley::cuda {
+
+// The plans of all layers that share one AttentionShape of a head size with tiled kernels. Not
+// thread-safe.
+class AttentionPlanner : public StepPlanner {
+ public:
+  AttentionPlanner(const AttentionShape& shape, int num_sms);
+
+  const AttentionShape& shape() const { return shape_; }
+  // Sizes the plan's arrays and the chunks' results for steps of `desc`. kOverloaded when memory is
+  // short.
+  Result<void> reserve(const StepDesc& desc) override;
+  void plan(const StepInputs& inputs, const CudaStep& step, Stream& stream) override;
+
+  // Of the step planned last. A decode step's grid depends on its padded rows alone.
+  bool has_decode() const { return has_decode_; }
+  int num_decode_items(const CudaStep& step) const;
+  int num_prefill_items() const { return num_prefill_items_; }
+  DecodeWork decode_work();
+  PrefillWork prefill_work() const;
+  const int32_t* page_indptr() const { return device_.page_indptr; }
+  int max_seqs() const { return capacity_.max_seqs; }
+
+ private:
+  static constexpr int kStagings = 2;  // the step before may still be copying
+
+  struct Staging {
+    std::unique_ptr<PinnedBuffer> memory;
+    AttentionPlanArrays arrays;
+    CudaEvent copied;
+  };
+  struct Layout {
+    AttentionPlanArrays arrays;
+    size_t decode_bytes = 0;  // the decode arrays come first
+    size_t num_bytes = 0;
+  };
+  Layout lay_out(std::byte* base) const;
+
+  const AttentionShape shape_;
+  DecodeCapacity capacity_;
+  int max_rows_ = 0;
+  size_t decode_bytes_ = 0;
+  size_t num_bytes_ = 0;
+  DeviceBuffer memory_;
+  DeviceBuffer partial_out_;
+  DeviceBuffer partial_lse_;
+  AttentionPlanArrays device_;
+  std::array<Staging, kStagings> stagings_;
+  int next_staging_ = 0;
+  bool has_decode_ = false;
+  int num_prefill_items_ = 0;
+};
+
+}  // namespace medley::cuda
