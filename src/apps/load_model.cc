@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/make_backend.h"
+#include "apps/pack_progress.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/kv_plan.h"
@@ -79,9 +80,22 @@ int max_loras_of(const ModelFlags& flags) {
   return std::max(kDefaultMaxLoras, static_cast<int>(flags.lora_modules.size()));
 }
 
+// The tensors of the base model, kept in `loaded`.
+Result<const TensorMap*> open_weights(const ModelFlags& flags, LoadedModel& loaded) {
+  if (flags.load_format == "dummy") {
+    MEDLEY_TRY_ASSIGN(DummyWeights made,
+                      DummyWeights::make(loaded.folder.spec, flags.seed.value_or(0)));
+    loaded.dummy_weights = std::make_unique<DummyWeights>(std::move(made));
+    return &loaded.dummy_weights->tensors();
+  }
+  MEDLEY_TRY_ASSIGN(Checkpoint opened, Checkpoint::open_folder(flags.model));
+  loaded.checkpoint = std::make_unique<Checkpoint>(std::move(opened));
+  return &loaded.checkpoint->tensors();
+}
+
 }  // namespace
 
-Result<LoadedModel> load_model(const ModelFlags& flags) {
+Result<LoadedModel> load_model(const ModelFlags& flags, const AdapterReader& reader) {
   LoadedModel loaded;
   MEDLEY_TRY_ASSIGN(loaded.folder, read_model_folder(flags.model));
   const ModelSpec& spec = loaded.folder.spec;
@@ -92,8 +106,7 @@ Result<LoadedModel> load_model(const ModelFlags& flags) {
                             "--max-model-len");
   }
   loaded.max_loras = max_loras_of(flags);
-  MEDLEY_TRY_ASSIGN(Checkpoint opened, Checkpoint::open_folder(flags.model));
-  loaded.checkpoint = std::make_unique<Checkpoint>(std::move(opened));
+  MEDLEY_TRY_ASSIGN(const TensorMap* tensors, open_weights(flags, loaded));
   MEDLEY_TRY_ASSIGN(loaded.backend,
                     make_backend({.device = flags.device, .num_threads = flags.num_threads}));
 
@@ -101,13 +114,13 @@ Result<LoadedModel> load_model(const ModelFlags& flags) {
       const DType dtype,
       parse_dtype(flags.dtype, loaded.backend->memory() ? DType::kBF16 : spec.checkpoint_dtype));
   const int64_t start_ns = now_ns();
-  MEDLEY_TRY_ASSIGN(const ModelWeights weights,
-                    read_model_weights(spec, loaded.checkpoint->tensors()));
+  MEDLEY_TRY_ASSIGN(const ModelWeights weights, read_model_weights(spec, *tensors));
   MEDLEY_TRY_ASSIGN(std::unique_ptr<Model> model,
                     Model::create(spec, weights, *loaded.backend,
                                   {.dtype = dtype,
                                    .max_rows = flags.max_num_batched_tokens,
-                                   .max_seqs = flags.max_num_seqs}));
+                                   .max_seqs = flags.max_num_seqs,
+                                   .on_progress = show_pack_progress()}));
   log::info("{} on {}: {} layers, {:.1f} MiB of weights in {:.2f} s, {}", spec.family,
             loaded.backend->name(), spec.num_layers(),
             mib(static_cast<int64_t>(model->num_weight_bytes())), seconds_since(start_ns),
@@ -120,12 +133,12 @@ Result<LoadedModel> load_model(const ModelFlags& flags) {
   MEDLEY_TRY_ASSIGN(const MemoryPlan plan,
                     plan_memory(flags, spec, *loaded.backend, loaded.max_loras > 0, kv));
   if (loaded.max_loras > 0) {
-    MEDLEY_TRY_ASSIGN(loaded.adapters,
-                      AdapterStore::create(spec, *loaded.backend,
-                                           {.max_loras = loaded.max_loras,
-                                            .max_lora_rank = flags.max_lora_rank,
-                                            .adapter_root = flags.adapter_root,
-                                            .base_tensors = &loaded.checkpoint->tensors()}));
+    MEDLEY_TRY_ASSIGN(loaded.adapters, AdapterStore::create(spec, *loaded.backend,
+                                                            {.max_loras = loaded.max_loras,
+                                                             .max_lora_rank = flags.max_lora_rank,
+                                                             .adapter_root = flags.adapter_root,
+                                                             .base_tensors = tensors,
+                                                             .reader = reader}));
     MEDLEY_TRY(load_lora_modules(flags, *loaded.adapters));
   }
   MEDLEY_TRY_ASSIGN(loaded.executor,

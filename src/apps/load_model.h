@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "engine/executor.h"
 #include "weights/checkpoint.h"
+#include "weights/dummy_weights.h"
 
 namespace CLI {
 class App;
@@ -28,6 +29,7 @@ struct LoraModule {
 // meanings are vLLM's where it has the flag.
 struct ModelFlags {
   std::string model;
+  std::string load_format = "auto";
   std::string device = "auto";
   std::string dtype = "auto";
   int64_t max_model_len = 0;
@@ -56,7 +58,8 @@ Result<DType> parse_dtype(const std::string& text, DType checkpoint);
 // each other.
 struct LoadedModel {
   ModelFolder folder;
-  std::unique_ptr<Checkpoint> checkpoint;
+  std::unique_ptr<Checkpoint> checkpoint;  // null: dummy weights
+  std::unique_ptr<DummyWeights> dummy_weights;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<AdapterStore> adapters;  // null: base model only
   std::unique_ptr<Executor> executor;
@@ -64,6 +67,7 @@ struct LoadedModel {
   int max_loras = 0;
 };
 
-Result<LoadedModel> load_model(const ModelFlags& flags);
+// `reader`: how the paths of adapters become weights, where that is not as PEFT folders.
+Result<LoadedModel> load_model(const ModelFlags& flags, const AdapterReader& reader = {});
 
 }  // namespace medley::apps

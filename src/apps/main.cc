@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/bench_offline.h"
 #include "apps/check_adapter.h"
 #include "apps/serve.h"
 #include "base/log.h"
@@ -32,12 +33,20 @@ int run(int argc, char** argv) {
   check_command->add_option("path", check_flags.path, "folder of a PEFT adapter")->required();
   check_command->add_option("--model", check_flags.model, "folder of its base model")->required();
 
+  CLI::App* bench = app.add_subcommand("bench", "measure speed");
+  bench->require_subcommand(1);
+  BenchOfflineFlags offline_flags;
+  CLI::App* offline_command =
+      bench->add_subcommand("offline", "the engine alone, without HTTP, with random adapters");
+  add_bench_offline_flags(*offline_command, offline_flags);
+
   CLI11_PARSE(app, argc, argv);
   init_logging();
   if (*serve_command) {
     block_stop_signals();
     return report(serve(serve_flags));
   }
+  if (*offline_command) return report(bench_offline(offline_flags));
   return report(check_adapter(check_flags));
 }
 

@@ -9,6 +9,11 @@ namespace medley::apps {
 
 void add_model_flags(CLI::App& app, ModelFlags& flags) {
   app.add_option("model", flags.model, "folder of a Hugging Face checkpoint")->required();
+  app.add_option("--load-format", flags.load_format,
+                 "auto and safetensors: the folder's; dummy: random weights, only config.json and "
+                 "the tokenizer are read")
+      ->check(CLI::IsMember({"auto", "safetensors", "dummy"}))
+      ->capture_default_str();
   app.add_option("--device", flags.device, "auto = a GPU where there is one, cuda or cpu")
       ->check(CLI::IsMember({"auto", "cuda", "cpu"}))
       ->capture_default_str();
@@ -31,7 +36,9 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
                  "the share of the GPU's memory to plan with")
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
-  app.add_option("--seed", flags.seed, "makes requests without a seed repeatable as a sequence");
+  app.add_option(
+      "--seed", flags.seed,
+      "makes requests without a seed repeatable as a sequence, and chooses dummy weights");
   app.add_option("--num-threads", flags.num_threads, "CPU threads for the model [all]")
       ->check(CLI::Range(0, 1024));
 

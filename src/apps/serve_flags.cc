@@ -27,7 +27,6 @@ void add_foreign_flags(CLI::App& app, ServeFlags& flags) {
   app.add_option("--kv-cache-dtype", flags.kv_cache_dtype, "only auto: that of --dtype")
       ->group(group);
   app.add_option("--tensor-parallel-size", flags.tensor_parallel_size, "only 1")->group(group);
-  app.add_option("--load-format", flags.load_format, "only auto or safetensors")->group(group);
   app.add_flag("--enable-prompt-tokens-details", flags.enable_prompt_tokens_details,
                "usage always has them")
       ->group(group);
@@ -86,7 +85,6 @@ Result<void> check_foreign_flags(const ServeFlags& flags) {
   };
   MEDLEY_TRY(only("--kv-cache-dtype", flags.kv_cache_dtype, {"auto"}));
   MEDLEY_TRY(only("--tensor-parallel-size", flags.tensor_parallel_size, {"1"}));
-  MEDLEY_TRY(only("--load-format", flags.load_format, {"auto", "safetensors"}));
   const auto note = [](const char* flag, bool given, const char* instead) {
     if (given) log::warn("{} has no effect: {}", flag, instead);
   };

@@ -27,7 +27,7 @@ struct ServeFlags : ModelFlags {
   bool enable_chunked_prefill = false;
   bool enable_prompt_tokens_details = false;
   bool enable_auto_tool_choice = false;
-  std::string kv_cache_dtype, tensor_parallel_size, load_format;
+  std::string kv_cache_dtype, tensor_parallel_size;
   std::string tool_call_parser, reasoning_parser;
   std::string max_cpu_loras, lora_dtype, lora_target_modules;
 };

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace medley::apps {
+
+// One request of a benchmark as its client saw it; times of now_ns().
+struct RequestRecord {
+  int adapter = -1;  // -1 = base
+  int64_t sent_ns = 0;
+  std::vector<int64_t> token_ns;  // when each token came
+  std::string error;              // why it ended early
+};
+
+// Of a sorted sample: p in [0, 1], linear between neighbours. 0 for an empty one.
+double percentile(const std::vector<double>& sorted, double p);
+
+struct Percentiles {
+  double mean = 0, p50 = 0, p90 = 0, p99 = 0, max = 0;  // ms
+};
+Percentiles percentiles_of(std::vector<double> values_ms);
+
+struct BenchRun {
+  std::string mode;  // "offline", "serve"
+  int concurrency = 0;
+  double request_rate = 0;
+  int input_len = 0;
+  int output_len = 0;
+  std::string adapter_mix;
+  int num_adapters = 0;
+  std::vector<RequestRecord> requests;
+  double seconds = 0;  // from the first request sent to the last token
+  // offline only
+  uint64_t num_steps = 0;
+};
+
+struct BenchSummary {
+  int num_completed = 0;
+  int num_failed = 0;
+  int64_t num_output_tokens = 0;
+  double output_tokens_per_s = 0;  // of all users together, prefill included
+  double input_tokens_per_s = 0;
+  double user_tokens_per_s = 0;  // 1 / median inter-token latency
+  Percentiles ttft_ms;           // first token - sent
+  Percentiles itl_ms;            // between two tokens of a request
+  Percentiles e2e_ms;
+};
+
+BenchSummary summarise(const BenchRun& run);
+std::string describe(const BenchRun& run, const BenchSummary& summary);
+Result<void> write_json(const std::string& path, const std::vector<BenchRun>& runs);
+
+// One line that is rewritten while requests end: on a terminal only.
+class BenchProgress {
+ public:
+  explicit BenchProgress(int total);
+  ~BenchProgress();
+  void update(int done, int running);
+
+ private:
+  int total_;
+  bool is_terminal_;
+  int64_t last_ns_ = 0;
+};
+
+}  // namespace medley::apps

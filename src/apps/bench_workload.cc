@@ -1,0 +1,71 @@
+#include "apps/bench_workload.h"
+
+#include <cmath>
+
+#include <CLI/CLI.hpp>
+
+namespace medley::apps {
+
+void add_workload_flags(CLI::App& app, WorkloadFlags& flags) {
+  const std::string group = "Traffic";
+  app.add_option("--input-len", flags.input_len, "tokens of each prompt")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--output-len", flags.output_len, "tokens of each answer")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--concurrency", flags.concurrency, "requests at once; several: one run each")
+      ->check(CLI::Range(1, 4096))
+      ->expected(-1)
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--num-requests", flags.num_requests, "requests of a run [the concurrency]")
+      ->check(CLI::Range(1, 1 << 24))
+      ->group(group);
+  app.add_option("--request-rate", flags.request_rate,
+                 "requests a second, at equal distances [the next as soon as one ends]")
+      ->check(CLI::Range(0.0, 1e6))
+      ->group(group);
+  app.add_option("--adapter-mix", flags.adapter_mix, "base, round-robin, uniform or zipf")
+      ->check(CLI::IsMember({"base", "round-robin", "uniform", "zipf"}))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--zipf-exponent", flags.zipf_exponent, "the i-th adapter's share is i to the -e")
+      ->check(CLI::Range(0.0, 10.0))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--workload-seed", flags.workload_seed, "chooses prompts and adapters")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--json", flags.json, "file for the results")->group(group);
+}
+
+Workload::Workload(const WorkloadFlags& flags, int num_adapters, int64_t vocab_size)
+    : flags_(flags),
+      num_adapters_(flags.adapter_mix == "base" ? 0 : num_adapters),
+      engine_(flags.workload_seed),
+      token_(0, static_cast<int32_t>(vocab_size - 1)) {
+  std::vector<double> shares(static_cast<size_t>(num_adapters_ > 0 ? num_adapters_ : 1), 1.0);
+  if (flags.adapter_mix == "zipf") {
+    for (size_t i = 0; i < shares.size(); ++i) {
+      shares[i] = std::pow(static_cast<double>(i + 1), -flags.zipf_exponent);
+    }
+  }
+  adapter_ = std::discrete_distribution<int>(shares.begin(), shares.end());
+}
+
+int Workload::next_adapter() {
+  if (num_adapters_ == 0) return -1;
+  if (flags_.adapter_mix == "round-robin") return static_cast<int>(num_taken_++ % num_adapters_);
+  return adapter_(engine_);
+}
+
+std::vector<int32_t> Workload::next_prompt() {
+  std::vector<int32_t> prompt(flags_.input_len);
+  for (int32_t& token : prompt) token = token_(engine_);
+  return prompt;
+}
+
+}  // namespace medley::apps

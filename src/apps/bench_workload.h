@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace medley::apps {
+
+// The traffic of a benchmark: requests of one length, greedy, their end tokens ignored.
+struct WorkloadFlags {
+  int input_len = 1600;
+  int output_len = 600;
+  std::vector<int> concurrency = {8};  // one run each
+  int num_requests = 0;                // of a run; 0 = as many as run at once
+  double request_rate = 0.0;           // per second, at equal distances; 0 = as soon as one ends
+  std::string adapter_mix = "round-robin";
+  double zipf_exponent = 1.0;
+  uint64_t workload_seed = 1;
+  std::string json;  // file for the results; empty = none
+};
+
+void add_workload_flags(CLI::App& app, WorkloadFlags& flags);
+
+// Which adapter each request has, and its prompt. Not thread-safe.
+class Workload {
+ public:
+  // `num_adapters` 0: all requests are for the base model.
+  Workload(const WorkloadFlags& flags, int num_adapters, int64_t vocab_size);
+
+  // The next request's adapter, or -1 for the base model.
+  int next_adapter();
+  // input_len random tokens; no two prompts begin alike.
+  std::vector<int32_t> next_prompt();
+
+ private:
+  const WorkloadFlags flags_;
+  int num_adapters_;
+  int64_t num_taken_ = 0;
+  std::mt19937_64 engine_;
+  std::uniform_int_distribution<int32_t> token_;
+  std::discrete_distribution<int> adapter_;
+};
+
+}  // namespace medley::apps
