@@ -151,7 +151,7 @@ Result<void> bench_offline(const BenchOfflineFlags& given) {
     weights.hash = "random adapter " + path;
     return weights;
   };
-  MEDLEY_TRY_ASSIGN(LoadedModel loaded, load_model(flags, read));
+  MEDLEY_TRY_ASSIGN(LoadedModel loaded, load_model(flags, folder, read));
   for (int i = 0; i < flags.num_adapters; ++i) {
     MEDLEY_TRY(loaded.adapters->load(adapter_name(i), std::to_string(i)));
   }

@@ -95,9 +95,10 @@ Result<const TensorMap*> open_weights(const ModelFlags& flags, LoadedModel& load
 
 }  // namespace
 
-Result<LoadedModel> load_model(const ModelFlags& flags, const AdapterReader& reader) {
+Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
+                               const AdapterReader& reader) {
   LoadedModel loaded;
-  MEDLEY_TRY_ASSIGN(loaded.folder, read_model_folder(flags.model));
+  loaded.folder = std::move(folder);
   const ModelSpec& spec = loaded.folder.spec;
   loaded.max_model_len = flags.max_model_len > 0 ? flags.max_model_len : spec.max_position;
   if (loaded.max_model_len > spec.max_position) {

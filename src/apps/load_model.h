@@ -67,7 +67,8 @@ struct LoadedModel {
   int max_loras = 0;
 };
 
-// `reader`: how the paths of adapters become weights, where that is not as PEFT folders.
-Result<LoadedModel> load_model(const ModelFlags& flags, const AdapterReader& reader = {});
+// `folder` is that of `flags`. `reader`: how the paths of adapters become weights, where that is not as PEFT folders.
+Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
+                               const AdapterReader& reader = {});
 
 }  // namespace medley::apps

@@ -125,12 +125,13 @@ Result<void> serve(const ServeFlags& flags) {
   MEDLEY_TRY_ASSIGN(
       const std::unique_ptr<server::HttpServer> http,
       server::HttpServer::listen({.host = flags.host, .port = static_cast<uint16_t>(flags.port)}));
+  MEDLEY_TRY_ASSIGN(ModelFolder folder, read_model_folder(flags.model));
   MEDLEY_TRY_ASSIGN(const text::TextTokenizer tokenizer, text::TextTokenizer::load(flags.model));
   MEDLEY_TRY_ASSIGN(const text::ChatRenderer chat, load_chat(flags, tokenizer));
   std::vector<std::string> names = flags.served_model_names;
   if (names.empty()) names.push_back(flags.model);
   server::Metrics metrics(names.front());
-  MEDLEY_TRY_ASSIGN(LoadedModel loaded, load_model(flags));
+  MEDLEY_TRY_ASSIGN(LoadedModel loaded, load_model(flags, std::move(folder)));
   if (loaded.adapters != nullptr) observe_loads(*loaded.adapters, metrics);
 
   server::OutputWorkers outputs(tokenizer.pieces(), metrics, /*num_workers=*/1);
