@@ -87,7 +87,7 @@ Result<DummyAdapters> DummyAdapters::make(const ModelSpec& spec, const DummyAdap
     want(desc.rank, shape.inputs);
     want(shape.row_end - shape.row_begin, desc.rank);
   }
-  for (const auto& [fill, num_bytes] : max_bytes) MEDLEY_TRY(adapters.pool_.add(fill, num_bytes));
+  MEDLEY_TRY(adapters.pool_.make(max_bytes));
   return adapters;
 }
 

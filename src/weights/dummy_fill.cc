@@ -3,6 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/thread_pool.h"
 
 namespace medley {
 namespace {
@@ -80,14 +86,22 @@ void write_piece(const DummyFill& fill, uint64_t seed, std::span<std::byte> out)
 
 }  // namespace
 
-Result<void> DummyPool::add(const DummyFill& fill, size_t max_bytes) {
-  MEDLEY_CHECK(!memory_.contains(fill));
-  const uint64_t seed = hash(seed_ + memory_.size(), "pool");
-  MEDLEY_TRY_ASSIGN(RepeatedMemory memory, RepeatedMemory::make(max_bytes + RepeatedMemory::kPeriod,
-                                                                [&](std::span<std::byte> piece) {
-                                                                  write_piece(fill, seed, piece);
-                                                                }));
-  memory_.emplace(fill, std::move(memory));
+Result<void> DummyPool::make(const std::map<DummyFill, size_t>& max_bytes) {
+  MEDLEY_CHECK(memory_.empty());
+  const std::vector<std::pair<DummyFill, size_t>> fills(max_bytes.begin(), max_bytes.end());
+  std::vector<std::optional<Result<RepeatedMemory>>> made(fills.size());
+  ThreadPool threads(static_cast<int>(std::clamp<size_t>(std::thread::hardware_concurrency(), 1,
+                                                         std::max<size_t>(fills.size(), 1))));
+  threads.parallel_for(static_cast<int64_t>(fills.size()), [&](int64_t i) {
+    const auto& [fill, num_bytes] = fills[i];
+    made[i] = RepeatedMemory::make(
+        num_bytes + RepeatedMemory::kPeriod,
+        [&](std::span<std::byte> piece) { write_piece(fill, hash(seed_ + i, "pool"), piece); });
+  });
+  for (size_t i = 0; i < fills.size(); ++i) {
+    MEDLEY_TRY_ASSIGN(RepeatedMemory memory, std::move(*made[i]));
+    memory_.emplace(fills[i].first, std::move(memory));
+  }
   return {};
 }
 

@@ -34,8 +34,8 @@ class DummyPool {
  public:
   explicit DummyPool(uint64_t seed) : seed_(seed) {}
 
-  // Every fill is added before the first view, with the bytes of its largest tensor.
-  Result<void> add(const DummyFill& fill, size_t max_bytes);
+  // All fills that there will be, each with the bytes of its largest tensor. Called once.
+  Result<void> make(const std::map<DummyFill, size_t>& max_bytes);
   // Where the tensor begins depends on its name. The pool must outlive it.
   ConstTensorView view(const DummyFill& fill, std::string_view name, const Shape& shape) const;
 

@@ -69,9 +69,7 @@ Result<DummyWeights> DummyWeights::make(const ModelSpec& spec, uint64_t seed) {
     size_t& largest = max_bytes[fill];
     largest = std::max(largest, num_bytes);
   }
-  for (const auto& [fill, num_bytes] : max_bytes) {
-    MEDLEY_TRY(weights.pool_.add(fill, num_bytes));
-  }
+  MEDLEY_TRY(weights.pool_.make(max_bytes));
   for (auto& [name, tensor] : weights.tensors_) {
     tensor = weights.pool_.view(fill_of(spec, name, tensor), name, tensor.shape);
   }

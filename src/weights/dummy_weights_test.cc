@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -108,6 +109,49 @@ TEST(DummyWeights, DifferBetweenLayersAndExpertsAndRepeatWithTheSeed) {
   };
   EXPECT_EQ(first_row(up), first_row(up_of(same)));
   EXPECT_NE(first_row(up), first_row(up_of(other)));
+}
+
+// The experts that a router chooses for rows of the embedding, as the first layer would if
+// attention added nothing.
+std::vector<std::vector<int>> chosen_experts(const ModelSpec& spec, const ModelWeights& weights,
+                                             int num_tokens) {
+  const MatrixView& router = weights.layers[0].router.parts[0];
+  std::vector<float> x(spec.hidden_size);
+  std::vector<std::vector<float>> rows(spec.moe->num_experts, x);
+  for (int e = 0; e < spec.moe->num_experts; ++e) row_to_float(router, e, rows[e].data());
+  std::vector<std::vector<int>> chosen;
+  for (int t = 0; t < num_tokens; ++t) {
+    row_to_float(weights.embedding, int64_t{t} * 769 % spec.vocab_size, x.data());
+    std::vector<std::pair<double, int>> logits;
+    for (int e = 0; e < spec.moe->num_experts; ++e) {
+      double logit = 0.0;
+      for (int i = 0; i < spec.hidden_size; ++i) logit += static_cast<double>(x[i]) * rows[e][i];
+      logits.emplace_back(-logit, e);
+    }
+    std::sort(logits.begin(), logits.end());
+    chosen.emplace_back();
+    for (int k = 0; k < spec.moe->experts_per_token; ++k) chosen.back().push_back(logits[k].second);
+  }
+  return chosen;
+}
+
+TEST(DummyWeights, RoutersSpreadTokensAsUniformChoiceWould) {
+  const ModelSpec spec = published("openai--gpt-oss-20b");
+  const DummyWeights dummy = DummyWeights::make(spec, 3).value();
+  const ModelWeights weights = read_model_weights(spec, dummy.tensors()).value();
+  const auto chosen = chosen_experts(spec, weights, 256);
+  for (const int batch : {8, 16, 32}) {
+    double distinct = 0.0;
+    for (size_t begin = 0; begin < chosen.size(); begin += batch) {
+      std::set<int> experts;
+      for (int i = 0; i < batch; ++i) {
+        experts.insert(chosen[begin + i].begin(), chosen[begin + i].end());
+      }
+      distinct += static_cast<double>(experts.size()) * batch / 256.0;
+    }
+    const double uniform = 32.0 * (1.0 - std::pow(1.0 - 4.0 / 32.0, batch));
+    EXPECT_NEAR(distinct, uniform, 0.05 * uniform) << batch;
+  }
 }
 
 TEST(DummyAdapters, HaveTheShapesOfTheirSites) {
