@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 import threading
+import time
 
 import httpx
 import openai
@@ -26,6 +27,15 @@ def adapters(server) -> dict:
     listed = server.http().get("/v1/adapters").json()
     assert listed["object"] == "list"
     return {entry["name"]: entry for entry in listed["data"]}
+
+
+def wait_for_state(server, name, state) -> dict:
+    """The engine takes its turn after the answer that set it off."""
+    deadline = time.monotonic() + 20
+    while (entry := adapters(server)[name])["state"] != state:
+        assert time.monotonic() < deadline, entry
+        time.sleep(0.01)
+    return entry
 
 
 def ask(server, model, prompt="The parcel", max_tokens=12) -> str:
@@ -55,8 +65,8 @@ def test_load_use_unload(own, server):
         own.openai().completions.create(model="mine", prompt="x", max_tokens=1)
     added = load(own, "mine", ADAPTERS / "triage", is_3d_lora_weight=False)
     assert (added.status_code, added.text) == (200, "Success: LoRA adapter 'mine' added successfully.")
-    entry = adapters(own)["mine"]
-    assert entry["state"] == "in_host" and entry["residency"] == ["disk", "host"]
+    entry = wait_for_state(own, "mine", "on_device")  # before anybody asked for it
+    assert entry["residency"] == ["disk", "host", "device"]
     assert entry["rank"] > 0 and entry["bytes"] > 0 and len(entry["hash"]) == 64
     assert entry["path"] == str(ADAPTERS / "triage") and entry["last_used"] is None
 
@@ -87,6 +97,13 @@ def test_metrics_per_adapter(own):
     assert metrics["medley:adapter_inter_token_latency_seconds_count", mine] == 6
     assert metrics["medley:adapter_state", mine, ("state", "on_device")] == 1
     assert metrics["medley:adapter_bytes", mine] == adapters(own)["mine"]["bytes"]
+    for source in ("disk", "host"):
+        assert metrics["medley:adapter_loads_total", mine, ("source", source)] == 1
+        assert metrics["medley:adapter_load_seconds_count", mine, ("source", source)] == 1
+    assert metrics["medley:adapter_load_seconds_sum", mine, ("source", "disk")] > 0
+    assert not [key for key in metrics if key[0] == "medley:adapter_errors_total"]
+    assert load(own, "mine", ADAPTERS / "none", load_inplace=True).status_code == 404
+    assert own.metrics()["medley:adapter_errors_total", mine, ("kind", "load")] == 1
     assert {dict(key[1:]).get("adapter") for key in metrics} == {None, "mine"}
     assert unload(own, "mine").status_code == 200
     assert not [key for key in own.metrics() if key[0] == "medley:adapter_state"]

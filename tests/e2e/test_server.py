@@ -92,6 +92,11 @@ def test_metrics_count(server):
     assert seconds["request_queue_time"] + seconds["request_prefill_time"] == pytest.approx(seconds["time_to_first_token"])
     assert seconds["request_decode_time"] == pytest.approx(seconds["inter_token_latency"])
     assert after[("vllm:num_requests_running",)] == 0
+    computed = answer.usage.prompt_tokens - answer.usage.prompt_tokens_details.cached_tokens
+    assert grown("vllm:iteration_tokens_total_count") == 7
+    assert grown("vllm:iteration_tokens_total_sum") == computed + 6
+    assert grown("vllm:iteration_tokens_total_bucket", ("le", "1")) == 6
+    assert grown("vllm:iteration_tokens_total_bucket", ("le", "16384")) == 7
     lora = [key for key in after if key[0] == "vllm:lora_requests_info"]
     assert len(lora) == 1
     labels = dict(lora[0][1:])
