@@ -9,15 +9,16 @@ constexpr int kShrinkWarps[] = {4, 5, 6, 8, 9, 10, 15};
 constexpr int kSplits[] = {1, 2, 3, 4, 5, 6, 8};
 constexpr int kRankSteps[] = {1, 2, 4};
 constexpr int kExpandWarps[] = {1, 2, 4, 8};
-constexpr int kGroups[] = {1, 2, 4, 8, 16};
 
 // The configuration of no tuning.
-constexpr SplitTuning kUntuned = {.shrink_warps = 8,
-                                  .shrink_splits = 4,
-                                  .shrink_rank_step = 2,
-                                  .shrink_group = 8,
+constexpr SplitTuning kUntuned = {.whole_warps = 8,
+                                  .whole_rank_step = 2,
+                                  .split_warps = 8,
+                                  .split_rank_step = 2,
+                                  .num_splits = 4,
                                   .expand_warps = 4,
-                                  .expand_group = 8};
+                                  .split_k = true,
+                                  .swizzle = true};
 
 const char* name(SplitK split_k) {
   switch (split_k) {
@@ -34,22 +35,18 @@ const char* name(SplitK split_k) {
 int num_column_blocks(const SplitLoraProblem& problem) { return (problem.in_size + 31) / 32; }
 
 SplitShrinkConfig make_shrink(const SplitLoraProblem& problem, const SplitSwitches& switches,
-                              const SplitTuning& tuning) {
-  SplitShrinkConfig config = {.num_warps = tuning.shrink_warps,
-                              .num_splits = tuning.shrink_splits,
-                              .rank_step = tuning.shrink_rank_step,
-                              .group = switches.swizzle ? tuning.shrink_group : 1,
-                              .split_k = switches.split_k};
-  if (switches.split_k == SplitK::kOff) config.num_splits = 1;
-  config.even_k = switches.even_k && problem.in_size % 32 == 0 &&
-                  num_column_blocks(problem) % (config.num_warps * config.num_splits) == 0;
-  return config;
+                              SplitShrinkConfig tile) {
+  tile.group = switches.swizzle ? kSplitGroup : 1;
+  tile.split_k = switches.split_k;
+  tile.even_k = switches.even_k && problem.in_size % 32 == 0 &&
+                num_column_blocks(problem) % (tile.num_warps * tile.num_splits) == 0;
+  return tile;
 }
 
 SplitExpandConfig make_expand(const SplitLoraProblem& problem, const SplitSwitches& switches,
-                              const SplitTuning& tuning) {
-  return {.num_warps = tuning.expand_warps,
-          .group = switches.swizzle ? tuning.expand_group : 1,
+                              int num_warps) {
+  return {.num_warps = num_warps,
+          .group = switches.swizzle ? kSplitGroup : 1,
           .even_k = switches.even_k && problem.rank_multiple % kExpandRanks == 0,
           .fused_add = switches.fused_add};
 }
@@ -85,17 +82,11 @@ std::vector<SplitShrinkConfig> legal_split_shrinks(const SplitLoraProblem& probl
   std::vector<SplitShrinkConfig> configs;
   for (const int warps : kShrinkWarps) {
     for (const int splits : kSplits) {
-      if (switches.split_k == SplitK::kOff && splits > 1) continue;
-      if (warps * splits > num_column_blocks(problem) && warps * splits > kShrinkWarps[0]) continue;
+      if ((switches.split_k == SplitK::kOff) != (splits == 1)) continue;
+      if (warps > kShrinkWarps[0] && warps * splits > num_column_blocks(problem)) continue;
       for (const int rank_step : kRankSteps) {
-        for (const int group : kGroups) {
-          if (!switches.swizzle && group > 1) continue;
-          configs.push_back(make_shrink(problem, switches,
-                                        {.shrink_warps = warps,
-                                         .shrink_splits = splits,
-                                         .shrink_rank_step = rank_step,
-                                         .shrink_group = group}));
-        }
+        configs.push_back(make_shrink(
+            problem, switches, {.num_warps = warps, .num_splits = splits, .rank_step = rank_step}));
       }
     }
   }
@@ -105,24 +96,32 @@ std::vector<SplitShrinkConfig> legal_split_shrinks(const SplitLoraProblem& probl
 std::vector<SplitExpandConfig> legal_split_expands(const SplitLoraProblem& problem,
                                                    const SplitSwitches& switches) {
   std::vector<SplitExpandConfig> configs;
-  for (const int warps : kExpandWarps) {
-    for (const int group : kGroups) {
-      if (!switches.swizzle && group > 1) continue;
-      configs.push_back(
-          make_expand(problem, switches, {.expand_warps = warps, .expand_group = group}));
-    }
-  }
+  for (const int warps : kExpandWarps) configs.push_back(make_expand(problem, switches, warps));
   return configs;
+}
+
+SplitSwitches best_split_switches(const SplitLoraProblem& problem) {
+  const SplitTuning tuning = find_split_tuning(problem).value_or(kUntuned);
+  return {.split_k = tuning.split_k ? SplitK::kFixedOrder : SplitK::kOff,
+          .swizzle = tuning.swizzle};
 }
 
 SplitShrinkConfig select_split_shrink(const SplitLoraProblem& problem,
                                       const SplitSwitches& switches) {
-  return make_shrink(problem, switches, tuning_of(problem, switches));
+  const SplitTuning tuning = tuning_of(problem, switches);
+  if (switches.split_k == SplitK::kOff) {
+    return make_shrink(problem, switches,
+                       {.num_warps = tuning.whole_warps, .rank_step = tuning.whole_rank_step});
+  }
+  return make_shrink(problem, switches,
+                     {.num_warps = tuning.split_warps,
+                      .num_splits = tuning.num_splits,
+                      .rank_step = tuning.split_rank_step});
 }
 
 SplitExpandConfig select_split_expand(const SplitLoraProblem& problem,
                                       const SplitSwitches& switches) {
-  return make_expand(problem, switches, tuning_of(problem, switches));
+  return make_expand(problem, switches, tuning_of(problem, switches).expand_warps);
 }
 
 }  // namespace medley::cuda

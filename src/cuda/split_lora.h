@@ -15,12 +15,14 @@ namespace medley::cuda {
 // Each can be switched alone, so that its worth can be measured.
 struct SplitSwitches {
   SplitK split_k = SplitK::kFixedOrder;
-  bool swizzle = true;    // grouped tile order
+  bool swizzle = true;    // grouped tile order, of kSplitGroup segments
   bool even_k = true;     // no tail predicates where the shape allows it
   bool fused_add = true;  // expand adds into the base's output; else a delta and a pass that adds
   bool tuned = true;      // the table of split_tuned.cc; else one configuration for all
   std::string to_string() const;
 };
+
+inline constexpr int kSplitGroup = 4;
 
 struct SplitLoraProblem {
   int in_size = 0;
@@ -35,15 +37,20 @@ struct SplitTuning {
   int in_size = 0;
   int num_units = 0;
   int max_pairs = 0;
-  int shrink_warps = 0;
-  int shrink_splits = 0;
-  int shrink_rank_step = 0;
-  int shrink_group = 0;
+  int whole_warps = 0;  // shrink without Split-K
+  int whole_rank_step = 0;
+  int split_warps = 0;  // shrink with it
+  int split_rank_step = 0;
+  int num_splits = 0;
   int expand_warps = 0;
-  int expand_group = 0;
+  bool split_k = false;  // whether Split-K was the faster
+  bool swizzle = false;
 };
 // The row of the smallest max_pairs that holds the problem, of the problem's shape.
 std::optional<SplitTuning> find_split_tuning(const SplitLoraProblem& problem);
+
+// The fastest setting that keeps the order of sums, by the table; all on where it has no row.
+SplitSwitches best_split_switches(const SplitLoraProblem& problem);
 
 // All that the kernels accept for the problem, with the switches as given.
 std::vector<SplitShrinkConfig> legal_split_shrinks(const SplitLoraProblem& problem,

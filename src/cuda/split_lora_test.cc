@@ -11,6 +11,7 @@ constexpr SplitLoraProblem kGptOssGateUp = {
 TEST(SplitLora, EvenKOnlyWhereAllWarpsHaveEquallyManyWholeBlocks) {
   int even = 0;
   for (const SplitShrinkConfig& config : legal_split_shrinks(kGptOssGateUp, {})) {
+    EXPECT_GT(config.num_splits, 1);
     // 2880 columns are 90 blocks of 32.
     EXPECT_EQ(config.even_k, 90 % (config.num_warps * config.num_splits) == 0)
         << config.to_string();
@@ -52,9 +53,11 @@ TEST(SplitLora, LegalConfigsFitTheKernels) {
 TEST(SplitLora, EachSwitchOffChangesOneThing) {
   const SplitShrinkConfig shrink = select_split_shrink(kGptOssGateUp, {});
   EXPECT_EQ(shrink.split_k, SplitK::kFixedOrder);
+  EXPECT_GT(shrink.num_splits, 1);
   EXPECT_EQ(select_split_shrink(kGptOssGateUp, {.split_k = SplitK::kOff}).num_splits, 1);
   EXPECT_EQ(select_split_shrink(kGptOssGateUp, {.split_k = SplitK::kAtomic}).num_splits,
             shrink.num_splits);
+  EXPECT_EQ(shrink.group, kSplitGroup);
   EXPECT_EQ(select_split_shrink(kGptOssGateUp, {.swizzle = false}).group, 1);
   EXPECT_EQ(select_split_expand(kGptOssGateUp, {.swizzle = false}).group, 1);
   EXPECT_FALSE(select_split_expand(kGptOssGateUp, {.fused_add = false}).fused_add);
@@ -78,12 +81,14 @@ TEST(SplitLora, EveryRowOfTheTableIsLegal) {
     for (const int pairs : {4, 32, 64, 128, 256}) {
       const SplitLoraProblem problem = {.in_size = 2880, .num_units = units, .max_pairs = pairs};
       ASSERT_TRUE(find_split_tuning(problem).has_value()) << problem.to_string();
-      const std::string chosen = select_split_shrink(problem, {}).to_string();
-      bool legal = false;
-      for (const SplitShrinkConfig& config : legal_split_shrinks(problem, {})) {
-        legal |= config.to_string() == chosen;
+      for (const SplitK split_k : {SplitK::kOff, SplitK::kFixedOrder}) {
+        const std::string chosen = select_split_shrink(problem, {.split_k = split_k}).to_string();
+        bool legal = false;
+        for (const SplitShrinkConfig& config : legal_split_shrinks(problem, {.split_k = split_k})) {
+          legal |= config.to_string() == chosen;
+        }
+        EXPECT_TRUE(legal) << chosen;
       }
-      EXPECT_TRUE(legal) << chosen;
     }
   }
 }

@@ -3,27 +3,19 @@
 namespace medley::cuda {
 namespace {
 
-// `bench_moe_ablation sweep` on the H200, 8 adapters of rank 32 (bench/results). GPT-OSS 20B's
-// gate_up, then its down.
+// `bench_moe_ablation sweep` on the H200, 8 adapters of rank 32 (bench/results): GPT-OSS 20B's
+// gate_up and down at batch 1, 8, 16, 32 and 64. Columns in the order of SplitTuning.
 constexpr SplitTuning kTunings[] = {
-    {.in_size = 2880,
-     .num_units = 360,
-     .max_pairs = 256,
-     .shrink_warps = 10,
-     .shrink_splits = 3,
-     .shrink_rank_step = 2,
-     .shrink_group = 1,
-     .expand_warps = 4,
-     .expand_group = 1},
-    {.in_size = 2880,
-     .num_units = 180,
-     .max_pairs = 256,
-     .shrink_warps = 10,
-     .shrink_splits = 3,
-     .shrink_rank_step = 2,
-     .shrink_group = 1,
-     .expand_warps = 4,
-     .expand_group = 1},
+    {2880, 360, 4, 15, 2, 10, 4, 5, 8, true, false},
+    {2880, 180, 4, 15, 4, 6, 4, 5, 4, true, false},
+    {2880, 360, 32, 15, 2, 15, 2, 2, 4, false, false},
+    {2880, 180, 32, 15, 2, 15, 2, 2, 8, false, false},
+    {2880, 360, 64, 15, 2, 6, 4, 5, 2, false, false},
+    {2880, 180, 64, 15, 2, 6, 2, 5, 4, false, false},
+    {2880, 360, 128, 10, 4, 5, 4, 2, 2, false, false},
+    {2880, 180, 128, 10, 4, 5, 4, 2, 2, false, false},
+    {2880, 360, 256, 9, 2, 5, 2, 2, 4, true, false},
+    {2880, 180, 256, 10, 2, 5, 2, 2, 4, true, false},
 };
 
 }  // namespace

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <map>
+#include <optional>
 
+#include "cuda/split_ops.h"
 #include "side.h"
 
 // Builds one MoE layer with chosen routing and adapters, and runs route, gate_up, down and the
@@ -53,6 +55,9 @@ class MoeTester {
   // Inputs reach the CUDA ops through a kernel that triggers its dependents, sleeps, then writes.
   MoeTester& slow_predecessors() { return slow_ = true, *this; }
 
+  // On CUDA, LoRA as launches of its own.
+  MoeTester& split(const cuda::SplitLoraOptions& options) { return split_ = options, *this; }
+
   // Runs on both backends, each op from the CPU's inputs, and compares every op's output.
   void compare();
 
@@ -78,11 +83,15 @@ class MoeTester {
   const LayerHost& host();
   std::unique_ptr<PackedAdapter> pack_adapter(Side& side, int slot, const AdapterShape& shape);
   Outputs run_layer(Side& side, const Outputs* given);
+  std::unique_ptr<MoeGateUp> plan(Side& side, const MoeGateUpDesc& desc);
+  std::unique_ptr<MoeDown> plan(Side& side, const MoeDownDesc& desc);
 
   TensorView deliver(Side& side, const std::vector<float>& values, Shape shape) const;
 
   int hidden_ = 64;
   bool slow_ = false;
+  std::optional<cuda::SplitLoraOptions> split_;
+  std::shared_ptr<cuda::SplitWorkspace> workspace_;
   MoeSpec spec_ = {.num_experts = 4, .experts_per_token = 2, .intermediate_size = 32};
   std::vector<std::vector<int>> wanted_;
   std::vector<int32_t> adapter_of_row_;
