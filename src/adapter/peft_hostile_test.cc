@@ -176,6 +176,10 @@ TEST_F(HostileAdapterTest, Tensors) {
   expect_refused({"lora_magnitude_vector", "DoRA"});
 
   start("gptoss-mxfp4", "peft0.18-attention");
+  tensor(a).name = std::string(kQ1) + "X.weight";
+  expect_refused({a, "missing"});
+
+  start("gptoss-mxfp4", "peft0.18-attention");
   tensor(a).shape = {8, 32};
   expect_refused({a, "expected shape (4, 64)", "found (8, 32)"});
 

@@ -99,10 +99,10 @@ class PeftReader {
         stacked_(targets_, config) {}
 
   Result<void> read(const TensorMap& file, const TensorMap* base, AdapterWeights& out) {
-    MEDLEY_TRY(check_base_copies(file, base));
     MEDLEY_TRY(stacked_.take(tensors_.modules));
     any_expert_ = !stacked_.empty();
     MEDLEY_TRY(check_pairs(tensors_.modules));
+    MEDLEY_TRY(check_base_copies(file, base));
     for (const auto& [key, tensors] : tensors_.modules) {
       const auto& [module, level] = key;
       const auto target = targets_.modules.find(module);
