@@ -38,7 +38,10 @@ class Recorder {
     const std::lock_guard lock(mutex_);
     for (const TokenEvent& event : events) {
       RequestRecord& record = records_[event.request_id - first_id_];
-      if (event.token_id) record.token_ns.push_back(event.time_ns);
+      if (event.token_id) {
+        record.token_ns.push_back(event.time_ns);
+        ++record.num_tokens;
+      }
       if (event.error) record.error = event.error->message;
       if (event.finish) ++num_done_;
     }

@@ -53,11 +53,10 @@ BenchSummary summarise(const BenchRun& run) {
   BenchSummary summary;
   std::vector<double> ttft, itl, e2e;
   for (const RequestRecord& request : run.requests) {
-    const bool complete =
-        request.error.empty() && static_cast<int>(request.token_ns.size()) == run.output_len;
+    const bool complete = request.error.empty() && request.num_tokens == run.output_len;
     ++(complete ? summary.num_completed : summary.num_failed);
     const std::vector<int64_t>& times = request.token_ns;
-    summary.num_output_tokens += static_cast<int64_t>(times.size());
+    summary.num_output_tokens += request.num_tokens;
     if (times.empty()) continue;
     ttft.push_back(static_cast<double>(times.front() - request.sent_ns) / kNsPerMs);
     e2e.push_back(static_cast<double>(times.back() - request.sent_ns) / kNsPerMs);

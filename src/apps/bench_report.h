@@ -12,7 +12,8 @@ namespace medley::apps {
 struct RequestRecord {
   int adapter = -1;  // -1 = base
   int64_t sent_ns = 0;
-  std::vector<int64_t> token_ns;  // when each token came
+  std::vector<int64_t> token_ns;  // when tokens came: one each, or what one chunk brought
+  int num_tokens = 0;             // in all
   std::string error;              // why it ended early
 };
 

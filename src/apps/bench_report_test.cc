@@ -19,8 +19,10 @@ TEST(Percentile, LinearBetweenNeighbours) {
 
 TEST(Summary, CountsWhatClientsSaw) {
   BenchRun run = {.input_len = 10, .output_len = 3, .seconds = 2.0};
-  run.requests.push_back({.sent_ns = 0, .token_ns = {100 * kMs, 110 * kMs, 130 * kMs}});
-  run.requests.push_back({.sent_ns = 50 * kMs, .token_ns = {70 * kMs}, .error = "gone"});
+  run.requests.push_back(
+      {.sent_ns = 0, .token_ns = {100 * kMs, 110 * kMs, 130 * kMs}, .num_tokens = 3});
+  run.requests.push_back(
+      {.sent_ns = 50 * kMs, .token_ns = {70 * kMs}, .num_tokens = 1, .error = "gone"});
   const BenchSummary summary = summarise(run);
   EXPECT_EQ(summary.num_completed, 1);
   EXPECT_EQ(summary.num_failed, 1);

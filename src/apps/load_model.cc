@@ -26,10 +26,13 @@ constexpr int64_t kDeviceReserveBytes = int64_t{512} << 20;
 double seconds_since(int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-9; }
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-Result<void> load_lora_modules(const ModelFlags& flags, AdapterStore& store) {
+// As many as there are slots go on to the device.
+Result<void> load_lora_modules(const ModelFlags& flags, int max_loras, AdapterStore& store) {
+  int num_loaded = 0;
   for (const std::string& text : flags.lora_modules) {
     MEDLEY_TRY_ASSIGN(const LoraModule module, parse_lora_module(text));
-    const Result<AdapterInfo> info = store.load(module.name, module.path);
+    const Result<AdapterInfo> info =
+        store.load(module.name, module.path, {.to_device = num_loaded++ < max_loras});
     if (!info.ok()) {
       Error error = info.error();
       error.message = fmt::format("adapter {} in {}: {}", module.name, module.path, error.message);
@@ -140,7 +143,7 @@ Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
                                                              .adapter_root = flags.adapter_root,
                                                              .base_tensors = tensors,
                                                              .reader = reader}));
-    MEDLEY_TRY(load_lora_modules(flags, *loaded.adapters));
+    MEDLEY_TRY(load_lora_modules(flags, loaded.max_loras, *loaded.adapters));
   }
   MEDLEY_TRY_ASSIGN(loaded.executor,
                     make_model_executor(*loaded.backend, std::move(model),

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/bench_offline.h"
+#include "apps/bench_serve.h"
 #include "apps/check_adapter.h"
 #include "apps/serve.h"
 #include "base/log.h"
@@ -39,6 +40,10 @@ int run(int argc, char** argv) {
   CLI::App* offline_command =
       bench->add_subcommand("offline", "the engine alone, without HTTP, with random adapters");
   add_bench_offline_flags(*offline_command, offline_flags);
+  BenchServeFlags bench_serve_flags;
+  CLI::App* bench_serve_command =
+      bench->add_subcommand("serve", "a server of the OpenAI API, as its clients see it");
+  add_bench_serve_flags(*bench_serve_command, bench_serve_flags);
 
   CLI11_PARSE(app, argc, argv);
   init_logging();
@@ -46,6 +51,7 @@ int run(int argc, char** argv) {
     block_stop_signals();
     return report(serve(serve_flags));
   }
+  if (*bench_serve_command) return report(bench_serve(bench_serve_flags));
   if (*offline_command) return report(bench_offline(offline_flags));
   return report(check_adapter(check_flags));
 }

@@ -1,0 +1,164 @@
+#include "apps/bench_serve.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "apps/bench_report.h"
+#include "apps/http_client.h"
+#include "base/clock.h"
+
+namespace medley::apps {
+namespace {
+
+struct Job {
+  int adapter = -1;
+  std::string body;
+  int64_t due_ns = 0;
+};
+
+std::vector<Job> make_jobs(const BenchServeFlags& flags, const std::string& model, int count,
+                           Workload& workload) {
+  std::vector<Job> jobs(count);
+  for (Job& job : jobs) {
+    job.adapter = workload.next_adapter();
+    job.body = nlohmann::json{
+        {"model", job.adapter < 0 ? model : flags.adapters[job.adapter]},
+        {"prompt", workload.next_prompt()},
+        {"max_tokens", flags.output_len},
+        {"temperature", 0},
+        {"ignore_eos", true},
+        {"stream",
+         true}}.dump();
+  }
+  return jobs;
+}
+
+// Notes a chunk with text, or the count of tokens in the last one: tokens that end within a
+// character come with the next.
+void note_chunk(std::string_view data, int64_t time_ns, RequestRecord& record) {
+  const auto json = nlohmann::json::parse(data, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return;
+  if (json.contains("error")) record.error = json["error"].dump();
+  if (json.contains("usage") && json["usage"].is_object()) {
+    record.num_tokens = json["usage"].value("completion_tokens", 0);
+  }
+  if (!json.contains("choices") || json["choices"].empty()) return;
+  if (!json["choices"][0].value("text", std::string()).empty()) record.token_ns.push_back(time_ns);
+}
+
+RequestRecord send(HttpClient& client, const Job& job) {
+  std::this_thread::sleep_until(
+      std::chrono::steady_clock::now() +
+      std::chrono::nanoseconds(std::max<int64_t>(0, job.due_ns - now_ns())));
+  RequestRecord record = {.adapter = job.adapter, .sent_ns = now_ns()};
+  const Result<void> sent =
+      client.post_stream("/v1/completions", job.body, [&](std::string_view data) {
+        const int64_t time_ns = now_ns();
+        if (data != "[DONE]") note_chunk(data, time_ns, record);
+      });
+  if (!sent.ok()) record.error = sent.error().message;
+  return record;
+}
+
+BenchRun run_once(const BenchServeFlags& flags, const ServerAddress& address,
+                  const std::string& model, int concurrency, Workload& workload) {
+  const int count = flags.num_requests > 0 ? flags.num_requests : concurrency;
+  BenchRun run = {.mode = "serve",
+                  .concurrency = concurrency,
+                  .request_rate = flags.request_rate,
+                  .input_len = flags.input_len,
+                  .output_len = flags.output_len,
+                  .adapter_mix = flags.adapter_mix,
+                  .num_adapters = static_cast<int>(flags.adapters.size())};
+  std::vector<Job> jobs = make_jobs(flags, model, count, workload);
+  run.requests.resize(count);
+  std::atomic<int> next = 0;
+  std::atomic<int> done = 0;
+  std::mutex progress_mutex;
+  BenchProgress progress(count);
+  const int64_t start_ns = now_ns();
+  for (int i = 0; i < count; ++i) {
+    jobs[i].due_ns = flags.request_rate > 0
+                         ? start_ns + static_cast<int64_t>(i * 1e9 / flags.request_rate)
+                         : start_ns;
+  }
+  {
+    std::vector<std::jthread> clients;
+    for (int c = 0; c < std::min(concurrency, count); ++c) {
+      clients.emplace_back([&] {
+        HttpClient client(address);
+        for (int i; (i = next.fetch_add(1)) < count;) {
+          run.requests[i] = send(client, jobs[i]);
+          const std::lock_guard lock(progress_mutex);
+          progress.update(++done, std::min(concurrency, count - done));
+        }
+      });
+    }
+  }
+  int64_t end_ns = start_ns;
+  for (const RequestRecord& request : run.requests) {
+    if (!request.token_ns.empty()) end_ns = std::max(end_ns, request.token_ns.back());
+  }
+  run.seconds = static_cast<double>(end_ns - start_ns) * 1e-9;
+  return run;
+}
+
+Result<std::string> first_model(const ServerAddress& address) {
+  MEDLEY_TRY_ASSIGN(const std::string body, HttpClient(address).get("/v1/models"));
+  const auto json = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("data") || json["data"].empty() ||
+      !json["data"][0].contains("id")) {
+    return internal_error(fmt::format("/v1/models names no model: {}", body));
+  }
+  return json["data"][0]["id"].get<std::string>();
+}
+
+}  // namespace
+
+void add_bench_serve_flags(CLI::App& app, BenchServeFlags& flags) {
+  app.add_option("--base-url", flags.base_url, "the server")->capture_default_str();
+  app.add_option("--model", flags.model, "the base model's name [the first of /v1/models]");
+  app.add_option("--adapters", flags.adapters, "names of adapters; without: base model only")
+      ->delimiter(',')
+      ->expected(-1);
+  app.add_option("--vocab-size", flags.vocab_size, "prompts have ids below it")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 31))
+      ->capture_default_str();
+  add_workload_flags(app, flags);
+}
+
+Result<void> bench_serve(const BenchServeFlags& flags) {
+  MEDLEY_TRY_ASSIGN(const ServerAddress address, parse_base_url(flags.base_url));
+  std::string model = flags.model;
+  if (model.empty()) {
+    MEDLEY_TRY_ASSIGN(model, first_model(address));
+  }
+  Workload workload(flags, static_cast<int>(flags.adapters.size()), flags.vocab_size);
+  BenchServeFlags warmup = flags;
+  warmup.output_len = std::min(flags.output_len, 4);
+  warmup.num_requests = std::max(1, static_cast<int>(flags.adapters.size()));
+  warmup.request_rate = 0.0;
+  run_once(warmup, address, model, *std::ranges::max_element(flags.concurrency), workload);
+  std::vector<BenchRun> runs;
+  for (const int concurrency : flags.concurrency) {
+    runs.push_back(run_once(flags, address, model, concurrency, workload));
+    fmt::print("{}", describe(runs.back(), summarise(runs.back())));
+    std::fflush(stdout);
+  }
+  if (!flags.json.empty()) MEDLEY_TRY(write_json(flags.json, runs));
+  for (const BenchRun& run : runs) {
+    if (summarise(run).num_failed > 0) return internal_error("not all requests were answered");
+  }
+  return {};
+}
+
+}  // namespace medley::apps
