@@ -186,8 +186,9 @@ Chain::Chain(const ChainShape& shape, int max_rows)
     down_matrices.push_back(random_matrix(down, 20 + i));
   }
   MEDLEY_CHECK(backend_
-                   ->make_lora_table({.max_slots = std::max(1, shape.num_adapters),
-                                      .num_layers = shape.num_layers})
+                   ->make_lora_table({.max_slots = std::max(1, shape.num_adapters + shape.num_free_slots),
+                                      .num_layers = shape.num_layers,
+                                      .pool_bytes = shape.pool_bytes})
                    .ok());
   std::mt19937 engine(11);
   std::normal_distribution<float> normal;
@@ -215,19 +216,10 @@ Chain::Chain(const ChainShape& shape, int max_rows)
       norm.experts_per_token = moe.experts_per_token;
     }
     layer.route = backend_->plan(AddNormRouteDesc{.add_norm = norm, .moe = moe}).value();
-    layer.run_gate_up = backend_
-                            ->plan(MoeGateUpDesc{.hidden_size = shape.hidden_size,
-                                                 .moe = moe,
-                                                 .lora = {LoraModule::kExpertGateUp, l}})
-                            .value();
-    layer.run_down =
-        backend_
-            ->plan(MoeDownDesc{
-                .hidden_size = shape.hidden_size, .moe = moe, .lora = {LoraModule::kExpertDown, l}})
-            .value();
     layer.routing = backend_->make_routing({.max_rows = max_rows, .moe = moe}).value();
     layers_.push_back(std::move(layer));
   }
+  use_fused();
   if (shape.num_adapters > 0) {
     std::vector<uint16_t> values(1 << 20);
     for (uint16_t& value : values) value = float_to_bf16(0.01f * normal(engine));
@@ -283,30 +275,84 @@ void Chain::reset_residual() {
                                cudaMemcpyHostToDevice));
 }
 
-void Chain::run() {
-  const int64_t rows = rows_;
-  const int64_t pairs = rows * shape_.moe.experts_per_token;
-  const Shape by_row = {rows, shape_.hidden_size};
-  const TensorView residual = {residual_->data(), DType::kBF16, by_row};
-  const TensorView x = {x_->data(), DType::kBF16, by_row};
-  const TensorView h = {h_->data(), DType::kBF16, {pairs, shape_.moe.intermediate_size}};
-  const TensorView y = {y_->data(), DType::kBF16, {pairs, shape_.hidden_size}};
+MoeGateUpDesc Chain::gate_up_desc(int layer) const {
+  return {.hidden_size = shape_.hidden_size,
+          .moe = shape_.moe,
+          .lora = {LoraModule::kExpertGateUp, layer}};
+}
+
+MoeDownDesc Chain::down_desc(int layer) const {
+  return {.hidden_size = shape_.hidden_size,
+          .moe = shape_.moe,
+          .lora = {LoraModule::kExpertDown, layer}};
+}
+
+void Chain::use_fused() {
+  for (int l = 0; l < shape_.num_layers; ++l) {
+    layers_[l].run_gate_up = backend_->plan(gate_up_desc(l)).value();
+    layers_[l].run_down = backend_->plan(down_desc(l)).value();
+  }
+}
+
+void Chain::use_split(const cuda::SplitLoraOptions& gate_up, const cuda::SplitLoraOptions& down) {
+  if (workspace_ == nullptr) {
+    const int columns = std::max(2 * shape_.moe.intermediate_size, shape_.hidden_size);
+    workspace_ = cuda::SplitWorkspace::make(columns).value();
+  }
+  cuda::Context& context = cuda_context(*backend_);
+  for (int l = 0; l < shape_.num_layers; ++l) {
+    layers_[l].run_gate_up =
+        cuda::plan_split_gate_up(context, workspace_, gate_up_desc(l), gate_up).value();
+    layers_[l].run_down = cuda::plan_split_down(context, workspace_, down_desc(l), down).value();
+  }
+}
+
+Chain::Views Chain::views() const {
+  const int64_t pairs = int64_t{rows_} * shape_.moe.experts_per_token;
+  const Shape by_row = {rows_, shape_.hidden_size};
+  return {.residual = {residual_->data(), DType::kBF16, by_row},
+          .x = {x_->data(), DType::kBF16, by_row},
+          .h = {h_->data(), DType::kBF16, {pairs, shape_.moe.intermediate_size}},
+          .y = {y_->data(), DType::kBF16, {pairs, shape_.hidden_size}}};
+}
+
+void Chain::run_gate_up(Layer& layer, const Views& views) {
+  layer.run_gate_up->run(
+      {.x = views.x, .routing = layer.routing.get(), .weight = layer.gate_up.get(), .out = views.h},
+      *step_, *stream_);
+}
+
+void Chain::run_down(Layer& layer, const Views& views) {
+  layer.run_down->run(
+      {.x = views.h, .routing = layer.routing.get(), .weight = layer.down.get(), .out = views.y},
+      *step_, *stream_);
+}
+
+void Chain::run(int num_layers) {
+  const Views all = views();
   const Routing* before = nullptr;
-  for (Layer& layer : layers_) {
-    layer.route->run(
-        {.add_norm =
-             {.residual = residual, .delta = y, .routing = before, .norm = norm_.get(), .out = x},
-         .router = layer.router.get(),
-         .routing = layer.routing.get()},
-        *step_, *stream_);
-    layer.run_gate_up->run(
-        {.x = x, .routing = layer.routing.get(), .weight = layer.gate_up.get(), .out = h}, *step_,
-        *stream_);
-    layer.run_down->run(
-        {.x = h, .routing = layer.routing.get(), .weight = layer.down.get(), .out = y}, *step_,
-        *stream_);
+  for (int l = 0; l < num_layers; ++l) {
+    Layer& layer = layers_[l];
+    layer.route->run({.add_norm = {.residual = all.residual,
+                                   .delta = all.y,
+                                   .routing = before,
+                                   .norm = norm_.get(),
+                                   .out = all.x},
+                      .router = layer.router.get(),
+                      .routing = layer.routing.get()},
+                     *step_, *stream_);
+    run_gate_up(layer, all);
+    run_down(layer, all);
     before = layer.routing.get();
   }
+}
+
+void Chain::run_gate_ups() {
+  for (Layer& layer : layers_) run_gate_up(layer, views());
+}
+
+void Chain::run_downs() {
+  for (Layer& layer : layers_) run_down(layer, views());
 }
 
 Spread Chain::spread() const {
@@ -331,10 +377,19 @@ Spread Chain::spread() const {
 }
 
 std::vector<float> Chain::residual() {
+  return download(*residual_, static_cast<size_t>(rows_) * shape_.hidden_size);
+}
+
+std::vector<float> Chain::last_output() {
+  const size_t pairs = static_cast<size_t>(rows_) * shape_.moe.experts_per_token;
+  return download(*y_, pairs * shape_.hidden_size);
+}
+
+std::vector<float> Chain::download(Buffer& buffer, size_t count) {
   stream_->synchronize();
-  std::vector<uint16_t> bits(static_cast<size_t>(rows_) * shape_.hidden_size);
+  std::vector<uint16_t> bits(count);
   MEDLEY_CUDA_CHECK(
-      cudaMemcpy(bits.data(), residual_->data(), bits.size() * 2, cudaMemcpyDeviceToHost));
+      cudaMemcpy(bits.data(), buffer.data(), bits.size() * 2, cudaMemcpyDeviceToHost));
   std::vector<float> values(bits.size());
   for (size_t i = 0; i < bits.size(); ++i) values[i] = bf16_to_float(bits[i]);
   return values;
