@@ -11,6 +11,7 @@
 #include "cuda/packed_weights.h"
 #include "cuda/route_kernel.h"
 #include "cuda/routing.h"
+#include "cuda/sampler.h"
 #include "cuda/step.h"
 
 namespace medley {
@@ -149,7 +150,9 @@ class CudaBackend : public Backend {
   Result<std::unique_ptr<LmHead>> plan(const LmHeadDesc& desc) override {
     return plan_lm_head(context_, desc);
   }
-  Result<std::unique_ptr<Sampler>> plan(const SamplerDesc&) override { return not_yet("sample"); }
+  Result<std::unique_ptr<Sampler>> plan(const SamplerDesc& desc) override {
+    return plan_sampler(context_, desc);
+  }
 
  private:
   std::string name_;

@@ -57,6 +57,11 @@ class Side {
     copy(buffers_.back()->data(), poison.data(), bytes, cudaMemcpyHostToDevice);
     return {buffers_.back()->data(), dtype, shape};
   }
+  // Replaces the first values of a float32 tensor.
+  void write(const TensorView& view, const std::vector<float>& values) {
+    stream_->synchronize();
+    copy(view.data, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice);
+  }
   std::vector<float> download(const TensorView& view) {
     stream_->synchronize();
     HostTensor host(view.dtype, view.shape);
