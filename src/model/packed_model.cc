@@ -85,15 +85,20 @@ Result<std::unique_ptr<PackedWeight>> pack(Backend& backend, const Experts& weig
   return backend.pack_experts(weights);
 }
 
+std::string size_text(double num_bytes) {
+  return num_bytes < 1e9 ? fmt::format("{:.1f} MB", num_bytes * 1e-6)
+                         : fmt::format("{:.2f} GB", num_bytes * 1e-9);
+}
+
 void log_times(size_t num_bytes, double seconds, const PackingTimes& times) {
-  const double gb = static_cast<double>(num_bytes) * 1e-9;
+  const auto bytes = static_cast<double>(num_bytes);
   std::string parts;
   if (times.upload_s > 0.0) {
-    parts = fmt::format(
-        "; reading {:.2f} s, waiting for the device {:.2f} s, of which packing {:.2f} s",
-        times.read_s, times.upload_s, times.pack_s);
+    parts = fmt::format("; reading {:.2f} s, waiting for the device {:.2f} s, its kernels {:.2f} s",
+                        times.read_s, times.upload_s, times.pack_s);
   }
-  log::info("weights: {:.2f} GB in {:.2f} s ({:.1f} GB/s){}", gb, seconds, gb / seconds, parts);
+  log::info("weights: {} in {:.2f} s ({:.1f} GB/s){}", size_text(bytes), seconds,
+            bytes * 1e-9 / seconds, parts);
 }
 
 }  // namespace
