@@ -5,30 +5,6 @@
 namespace medley {
 namespace {
 
-// Rows gate, up, gate, up, ... of an expert -> all gate rows, then all up rows.
-template <class T>
-void deinterleave(const MatrixView& source, T* out) {
-  const int64_t half = source.rows / 2;
-  for (int64_t row = 0; row < source.rows; ++row) {
-    const int64_t from = row < half ? 2 * row : 2 * (row - half) + 1;
-    const T* in = static_cast<const T*>(source.data) + from * source.row_stride;
-    for (int64_t col = 0; col < source.cols; ++col) *out++ = in[col * source.col_stride];
-  }
-}
-
-MatrixView deinterleaved(const MatrixView& source, char* out) {
-  if (size_of(source.dtype) == 2) {
-    deinterleave(source, reinterpret_cast<uint16_t*>(out));
-  } else {
-    deinterleave(source, reinterpret_cast<uint32_t*>(out));
-  }
-  return {.dtype = source.dtype,
-          .data = out,
-          .rows = source.rows,
-          .cols = source.cols,
-          .row_stride = source.cols};
-}
-
 MatrixView transposed(MatrixView view) {
   std::swap(view.rows, view.cols);
   std::swap(view.row_stride, view.col_stride);
@@ -156,8 +132,7 @@ Result<bool> FusedExperts::a_spans_input() const {
 }
 
 Result<void> FusedExperts::build(const StackedExperts& stacked,
-                                 std::map<LoraSite, std::vector<LoraPair>>& pairs,
-                                 std::vector<HostTensor>& copies) const {
+                                 std::map<LoraSite, std::vector<LoraPair>>& pairs) const {
   bool spans_input = true;
   if (!levels_.empty()) {
     MEDLEY_TRY_ASSIGN(spans_input, a_spans_input());
@@ -187,16 +162,7 @@ Result<void> FusedExperts::build(const StackedExperts& stacked,
       const MatrixView columns = columns_of(level.tensors.b, level.num_b, i);
       of_b.push_back(spans_input ? columns : transposed(columns));
     }
-    if (target.interleaved) {
-      HostTensor copy(pair.b[0].dtype,
-                      Shape({static_cast<int64_t>(pair.b.size()), target.out, rank}));
-      char* out = copy.as<char>();
-      for (MatrixView& b : pair.b) {
-        b = deinterleaved(b, out);
-        out += b.rows * b.cols * static_cast<int64_t>(size_of(b.dtype));
-      }
-      copies.push_back(std::move(copy));
-    }
+    pair.b_interleaved = target.interleaved;
     pairs[target.site].push_back(std::move(pair));
   }
   return {};

@@ -32,8 +32,7 @@ class FusedExperts {
   // Appends the pairs. Refuses a parameter that target_parameters names but neither the levels nor
   // `stacked` hold.
   Result<void> build(const StackedExperts& stacked,
-                     std::map<LoraSite, std::vector<LoraPair>>& pairs,
-                     std::vector<HostTensor>& copies) const;
+                     std::map<LoraSite, std::vector<LoraPair>>& pairs) const;
 
  private:
   struct Level {

@@ -1,10 +1,16 @@
 #include "adapter/lora_tensors.h"
 
+#include <algorithm>
+#include <map>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "adapter/tensor_scan.h"
+#include "base/loading_threads.h"
+#include "base/thread_pool.h"
 
 namespace medley {
 namespace {
@@ -26,6 +32,19 @@ std::string other_side(std::string name) {
   return name;
 }
 
+// Of the floating tensors, on several threads.
+std::map<std::string_view, TensorScan> scan_all(const TensorMap& tensors) {
+  std::vector<std::pair<const ConstTensorView*, TensorScan*>> work;
+  std::map<std::string_view, TensorScan> scans;
+  for (const auto& [name, tensor] : tensors) {
+    if (is_floating(tensor.dtype)) work.emplace_back(&tensor, &scans[name]);
+  }
+  const auto count = static_cast<int64_t>(work.size());
+  ThreadPool(static_cast<int>(std::clamp<int64_t>(count, 1, num_loading_threads())))
+      .parallel_for(count, [&](int64_t i) { *work[i].second = scan_tensor(*work[i].first); });
+  return scans;
+}
+
 }  // namespace
 
 Error tensor_error(const std::string& name, const std::string& problem, ErrorCode code) {
@@ -36,6 +55,7 @@ Result<GroupedTensors> group_tensors(const TensorMap& tensors) {
   GroupedTensors out;
   bool any_a = false;
   bool any_b = false;
+  const std::map<std::string_view, TensorScan> scans = scan_all(tensors);
   for (const auto& [name, tensor] : tensors) {
     const TensorKey key = parse_tensor_key(name);
     if (key.tensor == LoraTensor::kMagnitude) {
@@ -52,7 +72,7 @@ Result<GroupedTensors> group_tensors(const TensorMap& tensors) {
       out.base.emplace(key.module, name);
       continue;
     }
-    const TensorScan scan = scan_tensor(tensor);
+    const TensorScan scan = scans.at(name);
     if (!scan.finite) return tensor_error(name, "holds NaN or infinity");
     const bool is_a = key.tensor == LoraTensor::kA || key.tensor == LoraTensor::kEmbeddingA;
     (is_a ? any_a : any_b) |= !scan.all_zero;

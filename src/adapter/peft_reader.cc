@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <span>
 #include <sstream>
@@ -117,7 +118,7 @@ class PeftReader {
     MEDLEY_TRY(check_complete(out));
     if (spec_.moe) experts_.build(spec_.moe->num_experts, pairs_, out.copies);
     stacked_.build(pairs_);
-    MEDLEY_TRY(fused_.build(stacked_, pairs_, out.copies));
+    MEDLEY_TRY(fused_.build(stacked_, pairs_));
     take_pairs(out);
     return {};
   }
@@ -284,6 +285,9 @@ Result<AdapterWeights> read_peft_adapter(const std::string& folder, const ModelS
   out.num_bytes = out.checkpoint->num_bytes();
   const TensorMap& file = out.checkpoint->tensors();
   if (file.empty()) return invalid_argument(fmt::format("{}: no tensors", kWeightsFile));
+  // Beside the checks: both read every byte.
+  std::future<std::string> hash =
+      std::async(std::launch::async, [&] { return hash_of(text, out.checkpoint->file_bytes()); });
   MEDLEY_TRY_ASSIGN(GroupedTensors tensors, group_tensors(file));
   const bool changes_nothing = tensors.changes_nothing;
   MEDLEY_TRY(PeftReader(spec, config, std::move(tensors)).read(file, base, out));
@@ -293,7 +297,7 @@ Result<AdapterWeights> read_peft_adapter(const std::string& folder, const ModelS
   if (has_chat_template(folder)) {
     out.warnings.push_back("its own chat template is not used");
   }
-  out.hash = hash_of(text, out.checkpoint->file_bytes());
+  out.hash = hash.get();
   return out;
 }
 

@@ -41,7 +41,7 @@ float delta(const LoraModuleWeights& module, int expert, int64_t row, int64_t co
     const MatrixView& a = pair.a[pair.a.size() == 1 ? 0 : expert];
     const MatrixView& b = pair.b[pair.b.size() == 1 ? 0 : expert];
     for (int r = 0; r < pair.rank; ++r) {
-      sum += pair.scale[r] * element(b, row - pair.row_begin, r) * element(a, r, col);
+      sum += pair.scale[r] * element(b, pair.b_row(row - pair.row_begin), r) * element(a, r, col);
     }
   }
   return sum;

@@ -47,6 +47,7 @@ float element(const VectorView& view, int64_t i);
 struct LinearWeights {
   std::vector<MatrixView> parts;
   std::vector<VectorView> biases;
+  bool gate_up = false;  // parts gate and up of a DenseMlp, which joins them row by row
 };
 
 // One entry per expert in each list; bias lists are empty where the model has none.
@@ -69,6 +70,15 @@ struct LoraPair {
   std::vector<MatrixView> a;  // (rank, in)
   std::vector<MatrixView> b;  // (row_end - row_begin, rank)
   std::vector<float> scale;   // rank entries
+  // Of b: its rows come gate, up, gate, up, ... instead of all of gate, then all of up.
+  bool b_interleaved = false;
+
+  // Where in b the row `row_begin + row` of the module is.
+  int64_t b_row(int64_t row) const {
+    if (!b_interleaved) return row;
+    const int64_t half = (row_end - row_begin) / 2;
+    return row < half ? 2 * row : 2 * (row - half) + 1;
+  }
 };
 
 // All pairs of one module of one layer; row ranges of pairs do not overlap.

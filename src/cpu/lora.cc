@@ -47,10 +47,27 @@ Result<void> check_pair(LoraSite site, const LoraPair& pair) {
   return {};
 }
 
-std::vector<PackedMatrix> pack_list(const std::vector<MatrixView>& list, bool to_bf16) {
+// Every second row, from `first` on.
+MatrixView every_second(MatrixView view, int64_t first) {
+  view.data = static_cast<const char*>(view.data) +
+              first * view.row_stride * static_cast<int64_t>(size_of(view.dtype));
+  view.rows = (view.rows - first + 1) / 2;
+  view.row_stride *= 2;
+  return view;
+}
+
+std::vector<PackedMatrix> pack_list(const std::vector<MatrixView>& list, bool to_bf16,
+                                    bool interleaved = false) {
   std::vector<PackedMatrix> out;
   for (const MatrixView& view : list) {
-    out.push_back(absent(view) ? PackedMatrix{} : pack_matrix({&view, 1}, to_bf16, nullptr));
+    if (absent(view)) {
+      out.emplace_back();
+    } else if (interleaved) {
+      const MatrixView parts[] = {every_second(view, 0), every_second(view, 1)};
+      out.push_back(pack_matrix(parts, to_bf16, nullptr));
+    } else {
+      out.push_back(pack_matrix({&view, 1}, to_bf16, nullptr));
+    }
   }
   return out;
 }
@@ -110,7 +127,7 @@ Result<std::unique_ptr<PackedAdapter>> pack_adapter(std::span<const LoraModuleWe
       } else {
         out.a = pack_list(pair.a, to_bf16);
       }
-      out.b = pack_list(pair.b, to_bf16);
+      out.b = pack_list(pair.b, to_bf16, pair.b_interleaved);
       packed.pairs.push_back(std::move(out));
       adapter->max_rank = std::max(adapter->max_rank, pair.rank);
     }

@@ -3,23 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <thread>
 
+#include "base/loading_threads.h"
 #include "base/thread_pool.h"
 #include "cuda/check.h"
 #include "cuda/fault.h"
 
 namespace medley::cuda {
-namespace {
-
-// Of one adapter's packing; the rest of the host serves meanwhile.
-constexpr int kMaxPackThreads = 12;
-
-int num_pack_threads() {
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) - 2, 1, kMaxPackThreads);
-}
-
-}  // namespace
 
 size_t CudaPackedAdapter::device_bytes() const {
   size_t sum = RangeAllocator::rounded(entries_bytes);
@@ -85,7 +75,7 @@ Result<std::unique_ptr<PackedAdapter>> LoraTable::pack(std::span<const LoraModul
     const LoraEntry entry = plan.entry(memory.data());
     adapter->modules.push_back({.site = plan.site, .entry = entry, .memory = std::move(memory)});
   }
-  ThreadPool(std::min<int>(num_pack_threads(), static_cast<int>(tasks.size()) + 1))
+  ThreadPool(std::min<int>(num_loading_threads(), static_cast<int>(tasks.size()) + 1))
       .parallel_for(static_cast<int64_t>(tasks.size()),
                     [&](int64_t i) { run_pack_task(tasks[i]); });
   return std::unique_ptr<PackedAdapter>(std::move(adapter));

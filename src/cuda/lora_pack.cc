@@ -148,7 +148,7 @@ void pack_b(const LoraPackTask& task) {
         const int count =
             b != nullptr && has_rows(*b) ? std::clamp(part.pair->rank - first, 0, kRankBlock) : 0;
         if (count < kRankBlock) values.fill(0);
-        if (count > 0) read_bf16(*b, part.offset + source.row, first, count, values.data());
+        if (count > 0) read_bf16(*b, part.pair->b_row(part.offset + source.row), first, count, values.data());
       };
       for (int block = 0; block < blocks; ++block) {
         for (int g = 0; g < kHalfUnit; ++g) {

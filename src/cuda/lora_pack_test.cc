@@ -146,7 +146,7 @@ void expect_packed(const LoraModuleWeights& module, const LoraSiteShape& shape, 
                               (unit * (rank / 16) + k / 16) * 512 + (row % 8 * 4 + in / 4) * 16 +
                               (in % 4 / 2 * 2 + row / 8) * 4 + in % 2 * 2;
           const bool there = b.rows > 0 && k < b.cols;
-          ASSERT_EQ(bf16_at(at), there ? rounded(b, at_row - pair->row_begin, k) : 0.0f)
+          ASSERT_EQ(bf16_at(at), there ? rounded(b, pair->b_row(at_row - pair->row_begin), k) : 0.0f)
               << "B of expert " << expert << ", row " << at_row << ", rank " << k;
         }
       }
@@ -209,6 +209,19 @@ TEST_P(PackLora, ExpertsGateAndUpTogetherManyBlocks) {
       module,
       {.in_size = in_size_, .part_rows = {300, 300}, .parts_share_units = true, .num_experts = 3},
       1, 32);
+}
+
+TEST_P(PackLora, GateAndUpInterleavedInB) {
+  LoraModuleWeights module = {{LoraModule::kExpertGateUp, 0}, {make_pair(0, 44, 8, 3, 3)}};
+  module.pairs[0].b_interleaved = true;
+  EXPECT_EQ(module.pairs[0].b_row(0), 0);
+  EXPECT_EQ(module.pairs[0].b_row(21), 42);
+  EXPECT_EQ(module.pairs[0].b_row(22), 1);
+  EXPECT_EQ(module.pairs[0].b_row(43), 43);
+  expect_packed(
+      module,
+      {.in_size = in_size_, .part_rows = {22, 22}, .parts_share_units = true, .num_experts = 3}, 1,
+      16);
 }
 
 TEST_P(PackLora, SharedAndLeftOutExperts) {
