@@ -10,6 +10,8 @@ const char* to_string(AdapterState state) {
       return "loading";
     case AdapterState::kInHost:
       return "in_host";
+    case AdapterState::kUploading:
+      return "uploading";
     case AdapterState::kOnDevice:
       return "on_device";
     case AdapterState::kFailed:
@@ -29,7 +31,10 @@ AdapterState next_state(AdapterState state, AdapterEvent event) {
       {AdapterState::kFailed, AdapterEvent::kLoadStarted, AdapterState::kLoading},
       {AdapterState::kLoading, AdapterEvent::kLoaded, AdapterState::kInHost},
       {AdapterState::kLoading, AdapterEvent::kLoadFailed, AdapterState::kFailed},
-      {AdapterState::kInHost, AdapterEvent::kUploaded, AdapterState::kOnDevice},
+      {AdapterState::kInHost, AdapterEvent::kUploadStarted, AdapterState::kUploading},
+      {AdapterState::kInHost, AdapterEvent::kDropped, AdapterState::kOnDisk},
+      {AdapterState::kUploading, AdapterEvent::kUploadFailed, AdapterState::kInHost},
+      {AdapterState::kUploading, AdapterEvent::kUploaded, AdapterState::kOnDevice},
       {AdapterState::kOnDevice, AdapterEvent::kEvicted, AdapterState::kInHost},
       {AdapterState::kFailed, AdapterEvent::kRetryAllowed, AdapterState::kOnDisk},
   };

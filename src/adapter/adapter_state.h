@@ -9,15 +9,19 @@ enum class AdapterEvent : uint8_t {
   kLoadStarted,
   kLoaded,
   kLoadFailed,
+  kUploadStarted,
+  kUploadFailed,
   kUploaded,
   kEvicted,
+  kDropped,
   kRetryAllowed,
 };
 
-//   kOnDisk --kLoadStarted--> kLoading --kLoaded--> kInHost --kUploaded--> kOnDevice
-//      ^                         |                     ^                      |
-//      +------kRetryAllowed--- kFailed <-kLoadFailed-- |  <------kEvicted-----+
-//                                 \---kLoadStarted--> kLoading
+//   kOnDisk --kLoadStarted--> kLoading --kLoaded--> kInHost --kUploadStarted--> kUploading
+//    ^   ^                       |                  |    ^ ^                      |   |
+//    |   +----kRetryAllowed--- kFailed <-kLoadFailed+    | +-----kUploadFailed----+   | kUploaded
+//    |                            \---kLoadStarted--> kLoading                        v
+//    +-------------------kDropped---------------- kInHost <------kEvicted-------- kOnDevice
 // Any other change is a bug and aborts.
 AdapterState next_state(AdapterState state, AdapterEvent event);
 

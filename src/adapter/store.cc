@@ -1,6 +1,7 @@
 #include "adapter/store.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -12,6 +13,7 @@
 
 #include "adapter/adapter_path.h"
 #include "adapter/adapter_state.h"
+#include "adapter/device_tier.h"
 #include "adapter/peft_reader.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -24,16 +26,11 @@ constexpr int64_t kRetryAfterNs = 1'000'000'000;  // a failed load may be tried 
 struct Adapter {
   Adapter(const std::string& name, const std::string& path) : info{.name = name, .path = path} {}
 
-  AdapterInfo info;
-  // kInHost and kOnDevice; names of one content share it.
-  std::shared_ptr<const PackedAdapter> packed;
-  std::unique_ptr<DeviceAdapter> on_device;  // kOnDevice
-  Error failure;  // kFailed
+  AdapterInfo info;  // its state is kInHost from the load on, whatever its content's is
+  std::unique_ptr<AdapterContentUse> content;  // kInHost
+  Error failure;                               // kFailed
   int64_t failed_at_ns = 0;
-  int slot = kNoAdapter;  // kOnDevice
-  int64_t uploaded_ns = 0;
-  int num_pins = 0;
-  bool forgotten = false;  // unloaded; whoever still holds it lets it go
+  bool forgotten = false;  // unloaded, perhaps while it is being read
 
   void apply(AdapterEvent event) { info.state = next_state(info.state, event); }
 };
@@ -41,10 +38,14 @@ struct Adapter {
 class AdapterStoreImpl : public AdapterStore {
  public:
   AdapterStoreImpl(const ModelSpec& spec, Backend& backend, AdapterStoreOptions options)
-      : spec_(spec), backend_(backend), options_(std::move(options)), slots_(options_.max_loras) {
+      : spec_(spec),
+        backend_(backend),
+        options_(std::move(options)),
+        device_(backend, options_.max_loras) {
     for (int i = 0; i < std::max(1, options_.num_loader_threads); ++i) {
       loaders_.emplace_back([this] { run_loader(); });
     }
+    loaders_.emplace_back([this] { run_uploader(); });
   }
 
   ~AdapterStoreImpl() override {
@@ -53,6 +54,7 @@ class AdapterStoreImpl : public AdapterStore {
       stopping_ = true;
     }
     work_.notify_all();
+    uploads_.notify_all();
     for (std::thread& loader : loaders_) loader.join();
   }
 
@@ -71,12 +73,13 @@ class AdapterStoreImpl : public AdapterStore {
     }
     const auto found = adapters_.find(name);
     if (options.pin) MEDLEY_TRY(check_pin_fits(name));
-    adapter->info.pinned = options.pin;
+    bool pinned = options.pin;
     if (found != adapters_.end()) {
-      if (options.in_place) adapter->info.pinned |= found->second->info.pinned;
+      if (options.in_place) pinned |= found->second->info.pinned;
       forget(found);
     }
     adapters_.emplace(name, adapter);
+    pin(*adapter, pinned);
     AdapterInfo info = info_of(*adapter);
     if (options.to_device) {
       to_device_.push_back(adapter);
@@ -112,7 +115,7 @@ class AdapterStoreImpl : public AdapterStore {
       return not_found(fmt::format("no adapter named '{}'", name), "lora_name");
     }
     if (pinned) MEDLEY_TRY(check_pin_fits(name));
-    found->second->info.pinned = pinned;
+    pin(*found->second, pinned);
     return {};
   }
 
@@ -145,7 +148,7 @@ class AdapterStoreImpl : public AdapterStore {
 
   Result<std::optional<AdapterPin>> acquire(const std::string& name, Stream& stream) override {
     std::lock_guard lock(mutex_);
-    drop_forgotten(stream);
+    device_.settle(stream);
     const auto found = adapters_.find(name);
     if (found == adapters_.end()) {
       return not_found(fmt::format("no adapter named '{}'", name), "model");
@@ -160,29 +163,32 @@ class AdapterStoreImpl : public AdapterStore {
         return std::optional<AdapterPin>();
       case AdapterState::kLoading:
         return std::optional<AdapterPin>();
-      case AdapterState::kInHost: {
-        MEDLEY_TRY_ASSIGN(const bool uploaded, upload(adapter, stream));
-        if (!uploaded) return std::optional<AdapterPin>();
-        break;
-      }
-      case AdapterState::kOnDevice:
+      default:
         break;
     }
-    ++adapter->num_pins;
+    AdapterContent& content = *adapter->content->content();
+    if (content.state == AdapterState::kInHost) {
+      content.asked_ns = now_ns();
+      MEDLEY_TRY(start_upload(*adapter, stream));
+    }
+    if (content.state != AdapterState::kOnDevice) return std::optional<AdapterPin>();
+    ++content.num_pins;
+    content.asked_ns = 0;
     adapter->info.last_used_ns = now_ns();
-    return std::optional<AdapterPin>(make_pin(this, adapter->slot, adapter->info.hash));
+    return std::optional<AdapterPin>(make_pin(this, content.slot, content.hash));
   }
 
   void fill_slots(Stream& stream) override {
     std::lock_guard lock(mutex_);
-    drop_forgotten(stream);
+    device_.settle(stream);
     std::erase_if(to_device_, [&](const std::shared_ptr<Adapter>& adapter) {
-      if (adapter->info.state != AdapterState::kInHost) return true;
-      const Result<bool> uploaded = upload(adapter, stream);
-      if (!uploaded.ok()) {
-        log::warn("adapter '{}': {}", adapter->info.name, uploaded.error().message);
+      if (adapter->content == nullptr) return true;
+      if ((*adapter->content)->state != AdapterState::kInHost) return true;
+      const Result<bool> started = start_upload(*adapter, stream);
+      if (!started.ok()) {
+        log::warn("adapter '{}': {}", adapter->info.name, started.error().message);
       }
-      return !uploaded.ok() || *uploaded;
+      return !started.ok() || *started;
     });
   }
 
@@ -191,15 +197,18 @@ class AdapterStoreImpl : public AdapterStore {
 
   void release(int32_t slot) override {
     std::lock_guard lock(mutex_);
-    Adapter& adapter = *slots_.at(slot);
-    MEDLEY_CHECK_GT(adapter.num_pins, 0);
-    --adapter.num_pins;
-    adapter.info.last_used_ns = now_ns();
+    AdapterContent& content = device_.in_slot(slot);
+    MEDLEY_CHECK_GT(content.num_pins, 0);
+    --content.num_pins;
+    content.last_used_ns = now_ns();
   }
 
   static AdapterInfo info_of(const Adapter& adapter) {
     AdapterInfo info = adapter.info;
-    info.num_users = adapter.num_pins;
+    if (adapter.content != nullptr) {
+      info.state = (*adapter.content)->state;
+      info.num_users = (*adapter.content)->num_pins;
+    }
     return info;
   }
 
@@ -228,10 +237,25 @@ class AdapterStoreImpl : public AdapterStore {
                  "pin"};
   }
 
-  // A forgotten adapter's slot is emptied by the engine thread once nobody uses it, its load's
-  // result dropped.
+  static void pin(Adapter& adapter, bool pinned) {
+    if (adapter.content != nullptr) {
+      (*adapter.content)->num_pinned_names += int{pinned} - int{adapter.info.pinned};
+    }
+    adapter.info.pinned = pinned;
+  }
+  // From or to none.
+  static void attach(Adapter& adapter, std::unique_ptr<AdapterContentUse> content) {
+    const bool pinned = adapter.info.pinned;
+    pin(adapter, false);
+    adapter.content = std::move(content);
+    pin(adapter, pinned);
+  }
+
+  // A content without names leaves the device, on the engine thread, once nobody uses it. A load's
+  // result is dropped.
   void forget(Adapters::iterator found) {
     found->second->forgotten = true;
+    attach(*found->second, nullptr);
     std::erase(to_device_, found->second);
     adapters_.erase(found);
   }
@@ -259,6 +283,7 @@ class AdapterStoreImpl : public AdapterStore {
         observe({.name = name, .duration_ns = now_ns() - start_ns, .ok = loaded.ok()});
         lock.lock();
         finish_load(*adapter, std::move(loaded));
+        drop_host_images(adapter->content.get());
       } else {
         finish_load(*adapter, not_found("unloaded before it was read"));
       }
@@ -267,46 +292,132 @@ class AdapterStoreImpl : public AdapterStore {
     }
   }
 
+  void run_uploader() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      const std::shared_ptr<AdapterContent> content = wait_for_upload(lock);
+      if (content == nullptr) return;
+      const std::string name = content->uploaded_for;
+      lock.unlock();
+      const int64_t start_ns = now_ns();
+      Result<std::unique_ptr<DeviceAdapter>> copy = backend_.upload_adapter(*content->packed);
+      const bool no_room = !copy.ok() && copy.error().code == ErrorCode::kOverloaded;
+      if (!no_room) {
+        observe({.name = name,
+                 .source = AdapterLoad::Source::kHost,
+                 .duration_ns = now_ns() - start_ns,
+                 .ok = copy.ok()});
+      }
+      lock.lock();
+      device_.finish_upload(content, std::move(copy));
+      wake_unlocked(lock);
+    }
+  }
+
+  // Null when the store ends. Wakes the engine when it is to ask again.
+  std::shared_ptr<AdapterContent> wait_for_upload(std::unique_lock<std::mutex>& lock) {
+    int64_t wake_ns = 0;  // 0: never
+    while (!stopping_) {
+      if (auto content = device_.take_upload()) return content;
+      if (const auto retry_ns = device_.take_retry_ns()) wake_ns = *retry_ns;
+      if (wake_ns == 0) {
+        uploads_.wait(lock);
+        continue;
+      }
+      const int64_t left_ns = wake_ns - now_ns();
+      if (left_ns > 0) {
+        uploads_.wait_for(lock, std::chrono::nanoseconds(left_ns));
+      } else {
+        wake_ns = 0;
+        wake_unlocked(lock);
+      }
+    }
+    return nullptr;
+  }
+
+  void wake_unlocked(std::unique_lock<std::mutex>& lock) {
+    lock.unlock();
+    wake();
+    lock.lock();
+  }
+
+  Result<bool> start_upload(Adapter& adapter, Stream& stream) {
+    const std::shared_ptr<AdapterContent>& content = adapter.content->content();
+    content->uploaded_for = adapter.info.name;
+    const Result<bool> started = device_.start_upload(content, stream);
+    uploads_.notify_one();
+    return started;
+  }
+
   struct Loaded {
-    std::shared_ptr<const PackedAdapter> packed;
+    std::unique_ptr<AdapterContentUse> content;
     int max_rank = 0;
-    std::string hash;
     std::vector<std::string> warnings;
   };
 
   Result<Loaded> read_and_pack(const std::string& path) {
     MEDLEY_TRY_ASSIGN(AdapterWeights weights, read(path));
-    std::shared_ptr<const PackedAdapter> packed = find_image(weights.hash);
-    if (packed == nullptr) {
-      MEDLEY_TRY_ASSIGN(auto image, backend_.pack_adapter(weights.modules));
-      packed = keep_image(weights.hash, std::move(image));
+    std::unique_ptr<AdapterContentUse> use = find_content(weights.hash);
+    if (use == nullptr) {
+      MEDLEY_TRY_ASSIGN(auto packed, backend_.pack_adapter(weights.modules));
+      MEDLEY_TRY(device_.check_fits(*packed));
+      use = keep_content(weights.hash, std::move(packed));
     }
-    return Loaded{std::move(packed), weights.max_rank, std::move(weights.hash),
-                  std::move(weights.warnings)};
+    return Loaded{std::move(use), weights.max_rank, std::move(weights.warnings)};
   }
 
-  std::shared_ptr<const PackedAdapter> find_image(const std::string& hash) {
+  std::unique_ptr<AdapterContentUse> find_content(const std::string& hash) {
     std::lock_guard lock(mutex_);
-    const auto found = images_.find(hash);
-    return found == images_.end() ? nullptr : found->second.lock();
+    const auto found = contents_.find(hash);
+    if (found == contents_.end()) return nullptr;
+    std::shared_ptr<AdapterContent> content = found->second.lock();
+    if (content == nullptr) return nullptr;
+    return std::make_unique<AdapterContentUse>(std::move(content));
   }
 
-  // The image in use of that content: `image`, unless another loader was faster.
-  std::shared_ptr<const PackedAdapter> keep_image(const std::string& hash,
-                                                  std::shared_ptr<const PackedAdapter> image) {
+  // The content in use with that hash: a new one, unless another loader was faster.
+  std::unique_ptr<AdapterContentUse> keep_content(const std::string& hash,
+                                                  std::unique_ptr<PackedAdapter> packed) {
+    if (auto other = find_content(hash)) return other;
     std::lock_guard lock(mutex_);
-    std::erase_if(images_, [](const auto& entry) { return entry.second.expired(); });
-    std::weak_ptr<const PackedAdapter>& kept = images_[hash];
-    if (auto other = kept.lock()) return other;
-    kept = image;
-    return image;
+    std::erase_if(contents_, [](const auto& entry) { return entry.second.expired(); });
+    auto content = std::make_shared<AdapterContent>();
+    content->hash = hash;
+    content->packed = std::move(packed);
+    content->last_used_ns = now_ns();
+    contents_[hash] = content;
+    return std::make_unique<AdapterContentUse>(std::move(content));
+  }
+
+  // Forgets images in host memory, the longest unused first, until all fit; but not `kept`.
+  void drop_host_images(const AdapterContentUse* kept) {
+    while (options_.max_host_bytes > 0) {
+      size_t num_bytes = 0;
+      std::shared_ptr<AdapterContent> oldest;
+      for (const auto& [hash, entry] : contents_) {
+        const std::shared_ptr<AdapterContent> content = entry.lock();
+        if (content == nullptr) continue;
+        num_bytes += content->packed->num_bytes();
+        if (content->state != AdapterState::kInHost) continue;
+        if (now_ns() - content->asked_ns < kRetryAfterNs) continue;  // somebody waits for it
+        if (kept != nullptr && content == kept->content()) continue;
+        if (content->num_names == 0 || content->num_pinned_names > 0) continue;
+        if (oldest == nullptr || content->last_used_ns < oldest->last_used_ns) oldest = content;
+      }
+      if (num_bytes <= options_.max_host_bytes || oldest == nullptr) return;
+      for (auto& [name, adapter] : adapters_) {
+        if (adapter->content == nullptr || adapter->content->content() != oldest) continue;
+        attach(*adapter, nullptr);
+        adapter->apply(AdapterEvent::kDropped);
+      }
+      if (oldest->num_names > 0) return;  // a name that is about to be registered
+    }
   }
 
   Result<AdapterWeights> read(const std::string& path) const {
     MEDLEY_TRY_ASSIGN(AdapterWeights weights,
-                      options_.reader
-                          ? options_.reader(path)
-                          : read_peft_adapter(path, spec_, options_.base_tensors));
+                      options_.reader ? options_.reader(path)
+                                      : read_peft_adapter(path, spec_, options_.base_tensors));
     if (options_.max_lora_rank > 0 && weights.max_rank > options_.max_lora_rank) {
       return unsupported(fmt::format("the adapter's rank is {}; at most {} is allowed",
                                      weights.max_rank, options_.max_lora_rank));
@@ -326,90 +437,18 @@ class AdapterStoreImpl : public AdapterStore {
       return;
     }
     adapter.apply(AdapterEvent::kLoaded);
-    adapter.packed = std::move(loaded->packed);
-    adapter.info.num_bytes = adapter.packed->num_bytes();
+    const AdapterContent& content = *loaded->content->content();
+    adapter.info.num_bytes = content.packed->num_bytes();
+    adapter.info.device_bytes = content.packed->device_bytes();
+    adapter.info.hash = content.hash;
     adapter.info.max_rank = loaded->max_rank;
-    adapter.info.hash = std::move(loaded->hash);
     adapter.info.warnings = std::move(loaded->warnings);
     for (const std::string& warning : adapter.info.warnings) {
       log::warn("adapter '{}': {}", adapter.info.name, warning);
     }
     log::info("adapter '{}': rank {}, {} bytes", adapter.info.name, adapter.info.max_rank,
               adapter.info.num_bytes);
-  }
-
-  // False when every slot is in use.
-  Result<bool> upload(const std::shared_ptr<Adapter>& adapter, Stream& stream) {
-    while (true) {
-      auto slot = std::find(slots_.begin(), slots_.end(), nullptr);
-      if (slot == slots_.end()) {
-        if (!evict_one(stream)) return false;
-        continue;
-      }
-      const int index = static_cast<int>(slot - slots_.begin());
-      const int64_t start_ns = now_ns();
-      Result<std::unique_ptr<DeviceAdapter>> set = backend_.upload_adapter(*adapter->packed);
-      const bool no_room = !set.ok() && set.error().code == ErrorCode::kOverloaded;
-      if (!no_room) {
-        observe({.name = adapter->info.name,
-                 .source = AdapterLoad::Source::kHost,
-                 .duration_ns = now_ns() - start_ns,
-                 .ok = set.ok()});
-      }
-      if (set.ok()) {
-        adapter->uploaded_ns = now_ns();
-        *slot = adapter;
-        adapter->slot = index;
-        adapter->on_device = std::move(*set);
-        backend_.set_adapter(index, *adapter->on_device, stream);
-        adapter->apply(AdapterEvent::kUploaded);
-        return true;
-      }
-      // Device memory is short: make room, or wait for the requests that hold it.
-      if (!no_room) return set.error();
-      if (evict_one(stream)) continue;
-      const bool any_in_use =
-          std::any_of(slots_.begin(), slots_.end(), [](const auto& s) { return s != nullptr; });
-      if (any_in_use) return false;
-      return set.error();
-    }
-  }
-
-  // Empties the slot whose adapter was unused for longest; false when all are in use or pinned.
-  bool evict_one(Stream& stream) {
-    std::shared_ptr<Adapter>* oldest = nullptr;
-    for (auto& slot : slots_) {
-      if (slot == nullptr || slot->num_pins > 0 || slot->info.pinned) continue;
-      if (oldest == nullptr || idle_since(*slot) < idle_since(**oldest)) {
-        oldest = &slot;
-      }
-    }
-    if (oldest == nullptr) return false;
-    empty_slot(*oldest, stream);
-    return true;
-  }
-
-  static int64_t idle_since(const Adapter& adapter) {
-    return std::max(adapter.info.last_used_ns, adapter.uploaded_ns);
-  }
-
-  void empty_slot(std::shared_ptr<Adapter>& slot, Stream& stream) {
-    backend_.clear_adapter(slot->slot, stream);
-    slot->on_device.reset();
-    slot->apply(AdapterEvent::kEvicted);
-    slot->slot = kNoAdapter;
-    slot.reset();
-  }
-
-  // Slots of adapters that were unloaded. Their host images go with them, so the device must be
-  // done with both first; that wait happens once per unload.
-  void drop_forgotten(Stream& stream) {
-    for (auto& slot : slots_) {
-      if (slot == nullptr || !slot->forgotten || slot->num_pins > 0) continue;
-      const std::shared_ptr<Adapter> keep = slot;
-      empty_slot(slot, stream);
-      stream.synchronize();
-    }
+    if (!adapter.forgotten) attach(adapter, std::move(loaded->content));
   }
 
   const ModelSpec spec_;
@@ -417,11 +456,12 @@ class AdapterStoreImpl : public AdapterStore {
   const AdapterStoreOptions options_;
 
   mutable std::mutex mutex_;
-  std::condition_variable work_;    // to_load_ or stopping_ changed
-  std::condition_variable loaded_;  // some adapter left kLoading
+  std::condition_variable work_;     // to_load_ or stopping_ changed
+  std::condition_variable uploads_;  // there is one, or a time to ask again, or stopping_ changed
+  std::condition_variable loaded_;   // some adapter left kLoading
   Adapters adapters_;
-  std::map<std::string, std::weak_ptr<const PackedAdapter>> images_;  // by content hash
-  std::vector<std::shared_ptr<Adapter>> slots_;                       // null = free
+  std::map<std::string, std::weak_ptr<AdapterContent>> contents_;  // by hash
+  DeviceTier device_;
   std::deque<std::shared_ptr<Adapter>> to_load_;
   std::deque<std::shared_ptr<Adapter>> to_device_;  // loaded, for fill_slots()
   bool stopping_ = false;
@@ -430,59 +470,16 @@ class AdapterStoreImpl : public AdapterStore {
 
 }  // namespace
 
-const char* to_string(AdapterLoad::Source source) {
-  return source == AdapterLoad::Source::kDisk ? "disk" : "host";
-}
-
-void AdapterStore::set_load_observer(LoadObserver observer) {
-  std::lock_guard lock(observer_mutex_);
-  observer_ = std::move(observer);
-  if (!observer_) return;
-  was_observed_ = true;
-  for (const AdapterLoad& load : std::exchange(unobserved_, {})) observer_(load);
-}
-
-void AdapterStore::observe(AdapterLoad load) {
-  std::lock_guard lock(observer_mutex_);
-  if (observer_) {
-    observer_(load);
-  } else if (!was_observed_) {
-    unobserved_.push_back(std::move(load));
-  }
-}
-
-AdapterPin::AdapterPin(AdapterPin&& other) noexcept
-    : store_(std::exchange(other.store_, nullptr)),
-      slot_(std::exchange(other.slot_, kNoAdapter)),
-      hash_(std::move(other.hash_)) {}
-
-AdapterPin& AdapterPin::operator=(AdapterPin&& other) noexcept {
-  std::swap(store_, other.store_);
-  std::swap(slot_, other.slot_);
-  hash_.swap(other.hash_);
-  return *this;
-}
-
-AdapterPin::~AdapterPin() {
-  if (store_ != nullptr) store_->release(slot_);
-}
-
-AdapterPin AdapterStore::make_pin(AdapterStore* store, int32_t slot, std::string hash) {
-  AdapterPin pin;
-  pin.store_ = store;
-  pin.slot_ = slot;
-  pin.hash_ = std::move(hash);
-  return pin;
-}
-
 Result<std::unique_ptr<AdapterStore>> AdapterStore::create(const ModelSpec& spec, Backend& backend,
                                                            const AdapterStoreOptions& options) {
   if (options.max_loras < 1) {
     return invalid_argument(fmt::format("max_loras is {}; at least 1", options.max_loras),
                             "max_loras");
   }
-  MEDLEY_TRY(
-      backend.make_lora_table({.max_slots = options.max_loras, .num_layers = spec.num_layers()}));
+  MEDLEY_TRY(backend.make_lora_table({.max_slots = options.max_loras,
+                                      .num_layers = spec.num_layers(),
+                                      .pool_bytes = options.pool_bytes,
+                                      .pinned_bytes = options.pinned_bytes}));
   return std::unique_ptr<AdapterStore>(std::make_unique<AdapterStoreImpl>(spec, backend, options));
 }
 

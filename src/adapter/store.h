@@ -19,11 +19,12 @@ namespace medley {
 
 // An adapter's life. One transition function (store.cc) checks every change.
 enum class AdapterState : uint8_t {
-  kOnDisk,    // registered, not read yet
-  kLoading,   // being read, checked and packed on a loader thread
-  kInHost,    // packed in host memory
-  kOnDevice,  // in a slot of the LoRA table
-  kFailed,    // the last load failed; the next request for it tries again
+  kOnDisk,     // registered, not read yet
+  kLoading,    // being read, checked and packed on a loader thread
+  kInHost,     // packed in host memory
+  kUploading,  // being copied to the device, on a thread of its own, or about to enter its slot
+  kOnDevice,   // in a slot of the LoRA table
+  kFailed,     // the last load failed; the next request for it tries again
 };
 
 const char* to_string(AdapterState state);
@@ -33,11 +34,12 @@ struct AdapterInfo {
   std::string path;
   AdapterState state = AdapterState::kOnDisk;
   int max_rank = 0;                   // 0 until read
-  size_t num_bytes = 0;               // packed
+  size_t num_bytes = 0;               // packed, in host memory
+  size_t device_bytes = 0;            // what it takes of the device's pool, when it is there
   std::string hash;                   // BLAKE3 of config and weights, hex; empty until read
   std::string error;                  // kFailed: why
-  int64_t last_used_ns = 0;           // now_ns(); 0 = never
-  int num_users = 0;                  // requests that hold it
+  int64_t last_used_ns = 0;           // when a request last took it, by now_ns(); 0 = never
+  int num_users = 0;                  // requests that hold its content
   bool pinned = false;                // stays on the device once it is there
   std::vector<std::string> warnings;  // of the last reading
 };
@@ -48,7 +50,12 @@ using AdapterReader = std::function<Result<AdapterWeights>(const std::string& pa
 struct AdapterStoreOptions {
   int max_loras = 8;      // slots on the device
   int max_lora_rank = 0;  // larger ranks are refused; 0 = no limit
-  int num_loader_threads = 1;
+  int num_loader_threads = 2;
+  size_t pool_bytes = 0;    // device memory for adapters; 0: no limit (LoraTableDesc)
+  size_t pinned_bytes = 0;  // host memory that is made ready at once (LoraTableDesc)
+  // Packed adapters that are not on the device are forgotten, the longest unused first, while all
+  // take more than this; the next request for one reads it again. 0: no limit.
+  size_t max_host_bytes = 0;
   std::string adapter_root;  // an unknown name is looked up here on first use; empty = off
   // The base model's tensors, which must outlive the store: copies of its embeddings in an adapter
   // are accepted where they are equal. Null: such adapters are refused.
@@ -134,18 +141,17 @@ class AdapterStore {
 
   // --- engine thread only ---
 
-  // A pin when the adapter is on the device (uploading it first if it is in host memory and a slot
-  // is free or can be freed); nothing when it is still loading (the load is started) or every slot
-  // is in use: ask again next step. An error when it can't be had; it concerns only the requests
-  // that named it.
+  // A pin when the adapter is on the device; nothing when it is on its way (that is started, by
+  // other threads) or everything that could make room for it is in use: ask again next step. An
+  // error when it can't be had; it concerns only the requests that named it. Never waits.
   virtual Result<std::optional<AdapterPin>> acquire(const std::string& name, Stream& stream) = 0;
 
-  // Gives slots to the adapters that were loaded with `to_device`, as far as they can be had. To be
-  // called after each wake.
+  // Lets what has arrived on the device take its slot, and starts the adapters that were loaded
+  // with `to_device`, as far as there is room. To be called after each wake.
   virtual void fill_slots(Stream& stream) = 0;
 
   // `wake` is called, on any thread, whenever acquire() or fill_slots() may answer otherwise than
-  // before: a load has ended well or badly, a slot was unpinned. An idle engine asks again then.
+  // before: a load or an upload has ended well or badly. An idle engine asks again then.
   // Reset it (empty) before what it captures dies. Any thread.
   void set_wake(std::function<void()> wake) {
     std::lock_guard lock(wake_mutex_);

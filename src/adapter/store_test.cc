@@ -1,85 +1,25 @@
 #include "adapter/store.h"
 
 #include <atomic>
-#include <chrono>
-#include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
-#include <sstream>
 #include <thread>
 
 #include <gtest/gtest.h>
 
 #include "adapter/adapter_path.h"
-#include "adapter/adapter_state.h"
 #include "adapter/check.h"
-#include "adapter/testing/fake_backend.h"
-#include "spec/read_spec.h"
+#include "adapter/testing/store_fixture.h"
 
 namespace medley {
 namespace {
 
 namespace fs = std::filesystem;
-
-fs::path model_folder() {
-  const char* root = std::getenv("MEDLEY_SOURCE_DIR");
-  return fs::path(root == nullptr ? "." : root) / "tests/golden/gptoss-mxfp4";
-}
-
-ModelSpec model_spec() {
-  std::ifstream in(model_folder() / "config.json");
-  std::stringstream text;
-  text << in.rdbuf();
-  return read_model_spec(text.str()).value();
-}
-
-class AdapterStoreTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    folder_ =
-        fs::canonical(fs::path(::testing::TempDir())) /
-        (std::string("store_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override {
-    store_.reset();
-    fs::remove_all(folder_);
-  }
-
-  void make_store(AdapterStoreOptions options) {
-    store_ = AdapterStore::create(model_spec(), backend_, options).value();
-  }
-  std::string good_path() const {
-    return (model_folder() / "adapters/peft0.18-attention").string();
-  }
-  void copy_adapter(const std::string& name) {
-    fs::create_directories((folder_ / name).parent_path());
-    fs::copy(good_path(), folder_ / name, fs::copy_options::recursive);
-  }
-  // As the engine does: asks again until there is a pin or an error.
-  Result<AdapterPin> wait_for(const std::string& name) {
-    for (int i = 0; i < 5000; ++i) {
-      Result<std::optional<AdapterPin>> pin = store_->acquire(name, stream_);
-      if (!pin.ok()) return pin.error();
-      if (pin->has_value()) return std::move(**pin);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return internal_error("no pin after 5 s");
-  }
-  AdapterInfo info(const std::string& name) {
-    for (const AdapterInfo& info : store_->list()) {
-      if (info.name == name) return info;
-    }
-    return {};
-  }
-
-  fs::path folder_;
-  testing::FakeBackend backend_;
-  testing::FakeStream stream_;
-  std::unique_ptr<AdapterStore> store_;
-};
+using testing::AdapterStoreTest;
+using testing::model_folder;
+using testing::model_spec;
 
 TEST_F(AdapterStoreTest, LoadReadsAtOnceAndAcquireUploads) {
   make_store({.max_loras = 2});
@@ -101,33 +41,27 @@ TEST_F(AdapterStoreTest, LoadReadsAtOnceAndAcquireUploads) {
 
 TEST_F(AdapterStoreTest, LoadedToTheDeviceTakesASlotBeforeItIsAskedFor) {
   make_store({.max_loras = 2});
-  int num_woken = 0;
+  std::atomic<int> num_woken = 0;
   store_->set_wake([&] { ++num_woken; });
-  const auto load = [&](const char* name) {
-    ASSERT_TRUE(store_->load(name, good_path(), {.to_device = true}).ok());
-  };
-  load("a");
+  load("a", 0, {.to_device = true});
   EXPECT_GT(num_woken, 0);
   EXPECT_EQ(info("a").state, AdapterState::kInHost);
-  store_->fill_slots(stream_);
-  EXPECT_EQ(info("a").state, AdapterState::kOnDevice);
+  EXPECT_TRUE(becomes("a", AdapterState::kOnDevice));
   EXPECT_EQ(info("a").last_used_ns, 0);
-  load("b");
-  store_->fill_slots(stream_);
-  load("c");  // in the place of the one idle for longest
-  store_->fill_slots(stream_);
+  load("b", 1, {.to_device = true});
+  EXPECT_TRUE(becomes("b", AdapterState::kOnDevice));
+  load("c", 2, {.to_device = true});  // in the place of the one idle for longest
+  EXPECT_TRUE(becomes("c", AdapterState::kOnDevice));
   EXPECT_EQ(info("a").state, AdapterState::kInHost);
   EXPECT_EQ(info("b").state, AdapterState::kOnDevice);
-  EXPECT_EQ(info("c").state, AdapterState::kOnDevice);
   {
     const AdapterPin b = wait_for("b").value(), c = wait_for("c").value();
-    load("d");
+    load("d", 3, {.to_device = true});
     store_->fill_slots(stream_);
     EXPECT_EQ(info("d").state, AdapterState::kInHost) << "every slot is in use";
   }
-  store_->fill_slots(stream_);
-  EXPECT_EQ(info("d").state, AdapterState::kOnDevice);
-  ASSERT_TRUE(store_->load("e", good_path()).ok());
+  EXPECT_TRUE(becomes("d", AdapterState::kOnDevice));
+  load("e", 4);
   store_->fill_slots(stream_);
   EXPECT_EQ(info("e").state, AdapterState::kInHost) << "nobody wanted it there";
   store_->set_wake({});
@@ -181,78 +115,6 @@ TEST_F(AdapterStoreTest, RankLimit) {
   EXPECT_NE(loaded.error().message.find("rank is 4; at most 3"), std::string::npos);
 }
 
-TEST_F(AdapterStoreTest, LeastRecentlyUsedSlotIsTakenAndUsedOnesAreNot) {
-  make_store({.max_loras = 2});
-  for (const char* name : {"a", "b", "c"}) ASSERT_TRUE(store_->load(name, good_path()).ok());
-  {
-    const AdapterPin a = wait_for("a").value();
-  }
-  AdapterPin b = wait_for("b").value();
-  {
-    const AdapterPin a = wait_for("a").value();
-  }  // used after b, but b is still in use
-  AdapterPin c = wait_for("c").value();
-  EXPECT_EQ(c.slot(), 0);
-  EXPECT_EQ(info("a").state, AdapterState::kInHost);
-  EXPECT_EQ(info("b").state, AdapterState::kOnDevice);
-  const auto full = store_->acquire("a", stream_);
-  ASSERT_TRUE(full.ok());
-  EXPECT_FALSE(full->has_value());
-  b = AdapterPin();
-  c = AdapterPin();
-  EXPECT_EQ(wait_for("a").value().slot(), 1);  // b was used before c
-}
-
-TEST_F(AdapterStoreTest, DeviceMemoryShort) {
-  make_store({.max_loras = 4});
-  backend_.memory_for = 1;
-  ASSERT_TRUE(store_->load("a", good_path()).ok());
-  ASSERT_TRUE(store_->load("b", good_path()).ok());
-  {
-    const AdapterPin a = wait_for("a").value();
-    const auto b = store_->acquire("b", stream_);
-    ASSERT_TRUE(b.ok());
-    EXPECT_FALSE(b->has_value());  // a is in use
-  }
-  EXPECT_TRUE(wait_for("b").ok());
-  EXPECT_EQ(info("a").state, AdapterState::kInHost);
-  {
-    const AdapterPin b = wait_for("b").value();
-  }
-  backend_.memory_for = 0;
-  EXPECT_EQ(wait_for("a").error().code, ErrorCode::kOverloaded);
-}
-
-TEST_F(AdapterStoreTest, NamesOfOneContentShareOneImage) {
-  make_store({.max_loras = 4});
-  copy_adapter("copy");
-  const auto first = store_->load("a", good_path());
-  const auto second = store_->load("b", (folder_ / "copy").string());
-  ASSERT_TRUE(first.ok() && second.ok());
-  EXPECT_EQ(first->hash, second->hash);
-  EXPECT_EQ(backend_.num_live, 1);
-  ASSERT_TRUE(store_->unload("a").ok());
-  EXPECT_EQ(backend_.num_live, 1) << "the other name still needs it";
-  ASSERT_TRUE(store_->unload("b").ok());
-  EXPECT_EQ(backend_.num_live, 0);
-}
-
-TEST_F(AdapterStoreTest, UnloadFreesHostMemoryOnceTheDeviceIsDone) {
-  make_store({.max_loras = 2});
-  ASSERT_TRUE(store_->load("a", good_path()).ok());
-  ASSERT_TRUE(store_->load("b", good_path()).ok());
-  {
-    const AdapterPin a = wait_for("a").value();
-  }
-  ASSERT_TRUE(store_->unload("a").ok());
-  EXPECT_EQ(store_->acquire("a", stream_).error().code, ErrorCode::kNotFound);
-  EXPECT_EQ(backend_.slots[0], nullptr);
-  EXPECT_EQ(backend_.num_live, 1);
-  EXPECT_EQ(stream_.num_synchronized, 1);
-  ASSERT_TRUE(store_->unload("b").ok());  // never was on the device
-  EXPECT_EQ(backend_.num_live, 0);
-}
-
 TEST_F(AdapterStoreTest, UnloadWaitsForWhoeverUsesIt) {
   make_store({.max_loras = 2});
   ASSERT_TRUE(store_->load("a", good_path()).ok());
@@ -285,20 +147,6 @@ TEST_F(AdapterStoreTest, ReloadInPlaceLeavesWhatRunsAlone) {
   EXPECT_EQ(old_pin.hash(), old_hash);
   EXPECT_NE(new_pin.slot(), old_pin.slot());
   EXPECT_NE(backend_.slots[old_pin.slot()], nullptr);
-}
-
-TEST_F(AdapterStoreTest, PinnedStaysOnTheDevice) {
-  make_store({.max_loras = 2});
-  for (const char* name : {"a", "b", "c"}) ASSERT_TRUE(store_->load(name, good_path()).ok());
-  ASSERT_TRUE(store_->set_pinned("a", true).ok());
-  EXPECT_EQ(store_->set_pinned("b", true).error().code, ErrorCode::kConflict);
-  EXPECT_EQ(store_->set_pinned("d", true).error().code, ErrorCode::kNotFound);
-  for (const char* name : {"a", "b", "c"}) EXPECT_TRUE(wait_for(name).ok());
-  EXPECT_EQ(info("a").state, AdapterState::kOnDevice);
-  EXPECT_EQ(info("b").state, AdapterState::kInHost);
-  ASSERT_TRUE(store_->set_pinned("a", false).ok());
-  EXPECT_TRUE(wait_for("b").ok());
-  EXPECT_EQ(info("a").state, AdapterState::kInHost);
 }
 
 TEST_F(AdapterStoreTest, RegistersWithoutReadingAndChecksWithoutKeeping) {
@@ -342,35 +190,53 @@ TEST_F(AdapterStoreTest, FailureOnUseIsToldAndMayBeMended) {
 
 TEST_F(AdapterStoreTest, ManyThreads) {
   copy_adapter("root/x");
-  make_store(
-      {.max_loras = 2, .num_loader_threads = 2, .adapter_root = (folder_ / "root").string()});
+  make_store({.max_loras = 3,
+              .num_loader_threads = 2,
+              .pool_bytes = 2500,
+              .max_host_bytes = 3500,
+              .adapter_root = (folder_ / "root").string()});
+  for (int number = 0; number < 4; ++number) content(number);
   std::atomic<bool> stop = false;
   std::vector<std::thread> callers;
   for (int t = 0; t < 3; ++t) {
     callers.emplace_back([&, t] {
       const std::string name = "n" + std::to_string(t);
-      while (!stop) {
-        EXPECT_TRUE(store_->load(name, good_path()).ok());
+      for (int i = 0; !stop; ++i) {
+        EXPECT_TRUE(store_->load(name, content((t + i) % 4)).ok());
         EXPECT_TRUE(store_->resolve("x").ok());
         for (const AdapterInfo& info : store_->list()) EXPECT_FALSE(info.name.empty());
-        EXPECT_TRUE(store_->load(name, good_path(), {.in_place = true}).ok());
+        EXPECT_TRUE(store_->load(name, content(i % 4), {.in_place = true, .to_device = true}).ok());
         EXPECT_TRUE(store_->unload(name).ok());
       }
     });
   }
   int num_pins = 0;
+  std::deque<AdapterPin> held;
   for (int i = 0; i < 3000 || (num_pins < 100 && i < 1'000'000); ++i) {
-    const auto pin = store_->acquire(i % 4 == 3 ? "x" : "n" + std::to_string(i % 4), stream_);
+    auto pin = store_->acquire(i % 4 == 3 ? "x" : "n" + std::to_string(i % 4), stream_);
     if (!pin.ok()) {
       EXPECT_EQ(pin.error().code, ErrorCode::kNotFound);
     } else if (pin->has_value()) {
-      EXPECT_NE(backend_.slots[(*pin)->slot()], nullptr);
+      held.push_back(std::move(**pin));
       ++num_pins;
     }
+    if (i % 16 == 0) store_->fill_slots(stream_);
+    for (const AdapterPin& each : held) EXPECT_NE(backend_.slots[each.slot()], nullptr);
+    if (held.size() > 4 || (i % 7 == 0 && !held.empty())) held.pop_front();
+    if (i % 64 == 0) std::this_thread::yield();
   }
   stop = true;
   for (std::thread& caller : callers) caller.join();
   EXPECT_GE(num_pins, 100);
+  held.clear();
+  if (store_->unload("x").ok()) store_->fill_slots(stream_);
+  EXPECT_TRUE(store_->list().empty());
+  for (int i = 0; i < 5000 && backend_.num_live > 0; ++i) {
+    store_->fill_slots(stream_);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(backend_.num_on_device, 0);
+  EXPECT_EQ(backend_.num_live, 0);
 }
 
 TEST(AdapterPathTest, StaysInsideTheRoot) {
@@ -404,15 +270,6 @@ TEST(AdapterPathTest, StaysInsideTheRoot) {
     EXPECT_EQ(find_inside_root(root, path).error().code, ErrorCode::kForbidden) << path;
   }
   fs::remove_all(folder);
-}
-
-TEST(AdapterStateTest, OnlyTheDrawnChanges) {
-  using enum AdapterState;
-  EXPECT_EQ(next_state(kOnDisk, AdapterEvent::kLoadStarted), kLoading);
-  EXPECT_EQ(next_state(kFailed, AdapterEvent::kLoadStarted), kLoading);
-  EXPECT_EQ(next_state(kOnDevice, AdapterEvent::kEvicted), kInHost);
-  EXPECT_DEATH(next_state(kOnDisk, AdapterEvent::kUploaded), "on_disk");
-  EXPECT_DEATH(next_state(kLoading, AdapterEvent::kEvicted), "loading");
 }
 
 TEST(CheckAdapterTest, Reports) {
