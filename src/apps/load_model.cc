@@ -20,8 +20,6 @@ namespace {
 constexpr int kPageSize = 16;
 constexpr int kDefaultMaxLoras = 8;
 constexpr int64_t kDefaultHostKvBytes = int64_t{4} << 30;
-// What recorded graphs and the driver take after the plan was made.
-constexpr int64_t kDeviceReserveBytes = int64_t{512} << 20;
 
 double seconds_since(int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-9; }
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }

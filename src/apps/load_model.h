@@ -54,6 +54,9 @@ Result<LoraModule> parse_lora_module(const std::string& text);
 // "auto" is the checkpoint's own type where it can be computed in, else bfloat16.
 Result<DType> parse_dtype(const std::string& text, DType checkpoint);
 
+// What recorded graphs and the driver take after memory was planned.
+inline constexpr int64_t kDeviceReserveBytes = int64_t{512} << 20;
+
 // A model ready to run, its adapters registered. Members are in the order in which they depend on
 // each other.
 struct LoadedModel {

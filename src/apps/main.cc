@@ -4,6 +4,7 @@
 
 #include "apps/bench_offline.h"
 #include "apps/bench_serve.h"
+#include "apps/capacity.h"
 #include "apps/check_adapter.h"
 #include "apps/serve.h"
 #include "base/log.h"
@@ -34,6 +35,11 @@ int run(int argc, char** argv) {
   check_command->add_option("path", check_flags.path, "folder of a PEFT adapter")->required();
   check_command->add_option("--model", check_flags.model, "folder of its base model")->required();
 
+  CapacityFlags capacity_flags;
+  CLI::App* capacity_command =
+      app.add_subcommand("capacity", "say how many tokens and adapters fit on a GPU");
+  add_capacity_flags(*capacity_command, capacity_flags);
+
   CLI::App* bench = app.add_subcommand("bench", "measure speed");
   bench->require_subcommand(1);
   BenchOfflineFlags offline_flags;
@@ -51,6 +57,7 @@ int run(int argc, char** argv) {
     block_stop_signals();
     return report(serve(serve_flags));
   }
+  if (*capacity_command) return report(capacity(capacity_flags));
   if (*bench_serve_command) return report(bench_serve(bench_serve_flags));
   if (*offline_command) return report(bench_offline(offline_flags));
   return report(check_adapter(check_flags));

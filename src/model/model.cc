@@ -250,6 +250,16 @@ class ModelImpl final : public Model {
 
 }  // namespace
 
+int64_t Model::buffer_bytes(const ModelSpec& spec, const ModelOptions& options) {
+  const int64_t routed = spec.moe ? spec.moe->experts_per_token *
+                                        (int64_t{spec.moe->intermediate_size} + spec.hidden_size)
+                                  : 0;
+  const int64_t attention_size = int64_t{spec.attention.num_heads} * spec.attention.head_dim;
+  const int64_t row_values = 3 * spec.hidden_size + spec.qkv_size() + attention_size + routed;
+  return options.max_rows * row_values * static_cast<int64_t>(size_of(options.dtype)) +
+         options.max_seqs * spec.vocab_size * static_cast<int64_t>(size_of(DType::kF32));
+}
+
 Result<std::unique_ptr<Model>> Model::create(const ModelSpec& spec, const ModelWeights& weights,
                                              Backend& backend, const ModelOptions& options) {
   auto model = std::make_unique<ModelImpl>(spec, backend, options);

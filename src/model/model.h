@@ -27,6 +27,9 @@ class Model {
                                                Backend& backend, const ModelOptions& options);
   virtual ~Model() = default;
 
+  // Of the buffers between the ops.
+  static int64_t buffer_bytes(const ModelSpec& spec, const ModelOptions& options);
+
   // Before the first step, once it is known how much memory the weights have left. After this a
   // step allocates nothing.
   virtual Result<void> make_kv_cache(int num_pages, int page_size) = 0;

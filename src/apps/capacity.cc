@@ -1,0 +1,109 @@
+#include "apps/capacity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/make_backend.h"
+#include "engine/kv_plan.h"
+#include "model/model.h"
+#include "weights/dummy_adapters.h"
+
+namespace medley::apps {
+namespace {
+
+constexpr int kPageSize = 16;
+constexpr double kGib = 1 << 30;
+constexpr double kKib = 1 << 10;
+
+// Of the checkpoint, which packing changes by less than a percent.
+Result<int64_t> weight_bytes(const CapacityFlags& flags, const ModelSpec& spec) {
+  if (flags.load_format != "dummy") {
+    MEDLEY_TRY_ASSIGN(const Checkpoint checkpoint, Checkpoint::open_folder(flags.model));
+    return static_cast<int64_t>(checkpoint.num_bytes());
+  }
+  MEDLEY_TRY_ASSIGN(const DummyWeights weights, DummyWeights::make(spec, 0));
+  int64_t sum = 0;
+  for (const auto& [name, tensor] : weights.tensors()) {
+    sum += static_cast<int64_t>(tensor.num_bytes());
+  }
+  return sum;
+}
+
+// In bfloat16, of an adapter of all attention, expert and dense modules.
+Result<int64_t> adapter_bytes(const ModelSpec& spec, int rank) {
+  MEDLEY_TRY_ASSIGN(const DummyAdapters adapters, DummyAdapters::make(spec, {.rank = rank}));
+  int64_t values = 0;
+  for (const LoraModuleWeights& module : adapters.modules(0)) {
+    for (const LoraPair& pair : module.pairs) {
+      for (const MatrixView& a : pair.a) values += a.rows * a.cols;
+      for (const MatrixView& b : pair.b) values += b.rows * b.cols;
+    }
+  }
+  return values * 2;
+}
+
+Result<double> memory_of_device(const CapacityFlags& flags) {
+  if (flags.device_memory_gib > 0) return flags.device_memory_gib * kGib;
+  MEDLEY_TRY_ASSIGN(const std::unique_ptr<Backend> backend, make_backend({.device = flags.device}));
+  const std::optional<DeviceMemory> memory = backend->memory();
+  if (!memory) {
+    return unsupported("no GPU here: say how large it is with --device-memory-gib",
+                       "--device-memory-gib");
+  }
+  return static_cast<double>(memory->total_bytes);
+}
+
+}  // namespace
+
+void add_capacity_flags(CLI::App& app, CapacityFlags& flags) {
+  add_model_flags(app, flags);
+  app.add_option("--device-memory-gib", flags.device_memory_gib,
+                 "of the GPU [that of this machine]")
+      ->check(CLI::Range(1.0, 100000.0));
+  app.add_option("--adapter-rank", flags.adapter_rank, "of the adapters counted")
+      ->check(CLI::Range(1, 512))
+      ->capture_default_str();
+}
+
+Result<void> capacity(const CapacityFlags& flags) {
+  MEDLEY_TRY_ASSIGN(const ModelFolder folder, read_model_folder(flags.model));
+  const ModelSpec& spec = folder.spec;
+  MEDLEY_TRY_ASSIGN(const double memory, memory_of_device(flags));
+  MEDLEY_TRY_ASSIGN(const int64_t weights, weight_bytes(flags, spec));
+  MEDLEY_TRY_ASSIGN(const int64_t adapter, adapter_bytes(spec, flags.adapter_rank));
+  const int64_t model_len = flags.max_model_len > 0 ? flags.max_model_len : spec.max_position;
+  const auto token = static_cast<double>(kv_page_bytes(spec, DType::kBF16, kPageSize)) / kPageSize;
+  const auto step = static_cast<double>(Model::buffer_bytes(
+      spec, {.max_rows = flags.max_num_batched_tokens, .max_seqs = flags.max_num_seqs}));
+  const double left = memory * flags.gpu_memory_utilization - static_cast<double>(weights) - step -
+                      static_cast<double>(kDeviceReserveBytes);
+
+  fmt::print("GPU             {:8.2f} GiB, {:.0f} % of it used\n", memory / kGib,
+             flags.gpu_memory_utilization * 100);
+  fmt::print("weights         {:8.2f} GiB\n", static_cast<double>(weights) / kGib);
+  fmt::print("a step          {:8.2f} GiB for {} tokens of {} requests\n", step / kGib,
+             flags.max_num_batched_tokens, flags.max_num_seqs);
+  fmt::print("left            {:8.2f} GiB for keys, values and adapters\n", left / kGib);
+  if (left <= 0) {
+    return Error{ErrorCode::kOverloaded,
+                 fmt::format("the model does not fit: {:.2f} GiB are missing", -left / kGib)};
+  }
+  const double kv_wanted = flags.kv_cache_memory_bytes > 0
+                               ? static_cast<double>(flags.kv_cache_memory_bytes)
+                               : token * static_cast<double>(model_len) * flags.max_num_seqs;
+  const double kv = std::min(left, kv_wanted);
+  fmt::print(
+      "keys and values {:8.2f} GiB of {:.2f} for {} requests of {} tokens ({:.1f} KiB each)\n",
+      kv / kGib, kv_wanted / kGib, flags.max_num_seqs, model_len, token / kKib);
+  fmt::print("one adapter     {:8.3f} GiB at rank {}\n", static_cast<double>(adapter) / kGib,
+             flags.adapter_rank);
+  fmt::print("adapters beside {:8} on the GPU at once\n",
+             static_cast<int64_t>((left - kv) / static_cast<double>(adapter)));
+  return {};
+}
+
+}  // namespace medley::apps
