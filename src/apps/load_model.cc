@@ -135,12 +135,14 @@ Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
   MEDLEY_TRY_ASSIGN(const MemoryPlan plan,
                     plan_memory(flags, spec, *loaded.backend, loaded.max_loras > 0, kv));
   if (loaded.max_loras > 0) {
-    MEDLEY_TRY_ASSIGN(loaded.adapters, AdapterStore::create(spec, *loaded.backend,
-                                                            {.max_loras = loaded.max_loras,
-                                                             .max_lora_rank = flags.max_lora_rank,
-                                                             .adapter_root = flags.adapter_root,
-                                                             .base_tensors = tensors,
-                                                             .reader = reader}));
+    MEDLEY_TRY_ASSIGN(loaded.adapters,
+                      AdapterStore::create(spec, *loaded.backend,
+                                           {.max_loras = loaded.max_loras,
+                                            .max_lora_rank = flags.max_lora_rank,
+                                            .pool_bytes = static_cast<size_t>(plan.adapter_bytes),
+                                            .adapter_root = flags.adapter_root,
+                                            .base_tensors = tensors,
+                                            .reader = reader}));
     MEDLEY_TRY(load_lora_modules(flags, loaded.max_loras, *loaded.adapters));
   }
   MEDLEY_TRY_ASSIGN(loaded.executor,
