@@ -2,7 +2,7 @@
 JOBS ?= $(shell nproc)
 PYTHON = .venv/bin/python
 
-.PHONY: build demo test lint format kernels-bundle clean
+.PHONY: build demo test dist lint format kernels-bundle clean
 
 build:            ## the CPU server: build/demo/src/apps/medley
 	@tools/bootstrap build
@@ -17,6 +17,12 @@ test:             ## everything this machine can test; ends with "N passed, N fa
 	@cmake --preset cuda-release >/dev/null
 	@cmake --build --preset cuda-release -j $(JOBS)
 	@$(PYTHON) tools/run_tests.py build/cuda-release
+
+dist:             ## dist/medley-VERSION: one folder that runs elsewhere, on a GPU or without one
+	@tools/bootstrap test
+	@cmake --preset cuda-release -DMEDLEY_BUILD_TESTS=OFF -B build/dist >/dev/null
+	@cmake --build build/dist -j $(JOBS) --target medley
+	@tools/dist build/dist/src/apps/medley
 
 lint:             ## layers, format, clang-tidy (host files)
 	@tools/lint
