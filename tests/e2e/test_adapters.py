@@ -85,6 +85,13 @@ def test_load_use_unload(own, server):
         own.openai().completions.create(model="mine", prompt="x", max_tokens=1)
 
 
+def test_modules_of_the_start_are_on_the_device(start_server):
+    server = start_server(*FLAGS, "--max-loras", "2", "--lora-modules",
+                          *[f"{name}={ADAPTERS / name}" for name in ("mood", "reply", "triage")])
+    for name, state in (("mood", "on_device"), ("reply", "on_device"), ("triage", "in_host")):
+        assert wait_for_state(server, name, state)["last_used"] is None
+
+
 def test_metrics_per_adapter(own):
     assert load(own, "mine", ADAPTERS / "triage").status_code == 200
     ask(own, "mine", max_tokens=7)
