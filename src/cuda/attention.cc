@@ -44,7 +44,8 @@ class AttentionOp : public Attention {
   const AttentionDesc desc_;
 };
 
-// One-row sequences in chunks that are joined afterwards, the others in tiles of rows.
+// Sequences with one row in chunks of keys that are joined afterwards, unless the window fits one
+// chunk; the others in tiles of rows.
 class TiledAttention : public AttentionOp {
  public:
   TiledAttention(const AttentionDesc& desc, AttentionPlanner& planner)
@@ -60,17 +61,19 @@ class TiledAttention : public AttentionOp {
     inputs.page_indptr = planner_.page_indptr();
     inputs.max_seqs = planner_.max_seqs();
     if (planner_.num_prefill_items() > 0) {
-      launch_prefill_attention(head_dim, inputs, planner_.prefill_work(), out,
+      launch_prefill_attention(head_dim, inputs, planner_.prefill_items(), out,
                                planner_.num_prefill_items(), on);
     }
     if (!planner_.has_decode()) return;
-    const DecodeWork work = planner_.decode_work();
-    launch_decode_attention(head_dim, inputs, work, planner_.num_decode_items(step), on);
+    const AttentionItems items = planner_.decode_items();
+    const int max_items = planner_.max_decode_items(step);
+    if (planner_.is_whole()) {
+      return launch_decode_attention(head_dim, inputs, items, out, max_items, on);
+    }
+    launch_chunked_attention(head_dim, inputs, items, planner_.chunks(), max_items, on);
     launch_merge_chunks({.num_seqs = inputs.num_seqs,
                          .q_indptr = inputs.q_indptr,
-                         .chunk_indptr = work.chunk_indptr,
-                         .partial_out = work.partial_out,
-                         .partial_lse = work.partial_lse,
+                         .chunks = planner_.chunks(),
                          .out = out,
                          .num_heads = inputs.num_heads,
                          .head_dim = head_dim},

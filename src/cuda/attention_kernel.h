@@ -35,26 +35,23 @@ inline constexpr int kPrefillTile = 128;
 // Keys that a block of the decode kernel takes at a time.
 constexpr int decode_key_tile(int head_dim) { return head_dim == 64 ? 128 : 64; }
 
-// Sequences with one row. Item i is chunk `chunk_of_item` of its sequence's keys, all chunks
-// `chunk_size` long and counted from the first key inside the window; its results go to partial
-// row chunk_indptr[seq] + chunk. A sequence without chunks is left alone.
-struct DecodeWork {
-  const bool* item_is_valid = nullptr;
-  const int32_t* seq_of_item = nullptr;
-  const int32_t* tile_of_item = nullptr;
-  const int32_t* chunk_of_item = nullptr;
-  const int32_t* chunk_indptr = nullptr;  // (seqs + 1)
-  const int32_t* chunk_size = nullptr;    // one value, in tokens
-  float* partial_out = nullptr;           // (chunks, heads, head_dim)
-  float* partial_lse = nullptr;           // (chunks, heads), base 2
+// What the blocks of a launch work on. Item i is tile `tile_of_item` of the query rows of a
+// sequence and chunk `chunk_of_item` of its keys; all chunks are `chunk_size` long and counted from
+// the first key inside the window.
+struct AttentionItems {
+  const int32_t* num_items = nullptr;      // device
+  const int32_t* seq_of_item = nullptr;    // (items)
+  const int32_t* tile_of_item = nullptr;   // (items)
+  const int32_t* chunk_of_item = nullptr;  // (items)
+  const int32_t* chunk_size = nullptr;     // one value, in tokens
 };
 
-// Sequences with several rows: item i is a tile of kPrefillTile query rows.
-struct PrefillWork {
-  const int32_t* seq_of_item = nullptr;
-  const int32_t* tile_of_item = nullptr;
-  const int32_t* chunk_of_item = nullptr;  // zeros
-  const int32_t* chunk_size = nullptr;     // not used
+// Where the chunks of sequences with one row leave their results: chunk c of sequence s in row
+// chunk_indptr[s] + c. A sequence without chunks is left alone.
+struct AttentionChunks {
+  const int32_t* chunk_indptr = nullptr;  // (seqs + 1)
+  float* out = nullptr;                   // (chunks, heads, head_dim)
+  float* lse = nullptr;                   // (chunks, heads), base 2
 };
 
 // FlashInfer's kernels exist for these.
@@ -65,19 +62,24 @@ constexpr bool is_tiled_head_dim(int head_dim) { return head_dim == 64 || head_d
 int prepare_decode_attention(int head_dim);
 void prepare_prefill_attention(int head_dim);
 
-// Both only for is_tiled_head_dim(). `num_items` fixes the grid; `out` is (rows, heads, head_dim).
-void launch_decode_attention(int head_dim, const AttentionInputs& inputs, const DecodeWork& work,
-                             int num_items, cudaStream_t stream);
-void launch_prefill_attention(int head_dim, const AttentionInputs& inputs, const PrefillWork& work,
-                              __nv_bfloat16* out, int num_items, cudaStream_t stream);
+// All only for is_tiled_head_dim(). `max_items` fixes the grid; `out` is (rows, heads, head_dim).
+// Tiles of kPrefillTile rows, one chunk of keys.
+void launch_prefill_attention(int head_dim, const AttentionInputs& inputs,
+                              const AttentionItems& items, __nv_bfloat16* out, int max_items,
+                              cudaStream_t stream);
+// Sequences with one row, in tiles of kDecodeTile heads; all their keys in one chunk.
+void launch_decode_attention(int head_dim, const AttentionInputs& inputs,
+                             const AttentionItems& items, __nv_bfloat16* out, int max_items,
+                             cudaStream_t stream);
+// The same in chunks, which launch_merge_chunks joins, in their order.
+void launch_chunked_attention(int head_dim, const AttentionInputs& inputs,
+                              const AttentionItems& items, const AttentionChunks& chunks,
+                              int max_items, cudaStream_t stream);
 
-// Joins the chunks of each sequence, in their order.
 struct MergeParams {
-  const int32_t* num_seqs = nullptr;      // device
-  const int32_t* q_indptr = nullptr;      // (seqs + 1)
-  const int32_t* chunk_indptr = nullptr;  // (seqs + 1)
-  const float* partial_out = nullptr;
-  const float* partial_lse = nullptr;
+  const int32_t* num_seqs = nullptr;  // device
+  const int32_t* q_indptr = nullptr;  // (seqs + 1)
+  AttentionChunks chunks;
   __nv_bfloat16* out = nullptr;  // (rows, heads, head_dim)
   int num_heads = 0;
   int head_dim = 0;  // a multiple of 4

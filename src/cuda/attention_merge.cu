@@ -14,8 +14,8 @@ constexpr int kVector = 4;  // values a thread
 __global__ void __launch_bounds__(kThreads) merge_chunks_kernel(const MergeParams p) {
   const int seq = blockIdx.x;
   const bool in_step = seq < *p.num_seqs;
-  const int begin = in_step ? p.chunk_indptr[seq] : 0;
-  const int end = in_step ? p.chunk_indptr[seq + 1] : 0;
+  const int begin = in_step ? p.chunks.chunk_indptr[seq] : 0;
+  const int end = in_step ? p.chunks.chunk_indptr[seq + 1] : 0;
   const int row = in_step ? p.q_indptr[seq] : 0;
   wait_for_predecessor();
   launch_dependents();
@@ -25,16 +25,16 @@ __global__ void __launch_bounds__(kThreads) merge_chunks_kernel(const MergeParam
   const int head = column / p.head_dim;
   float largest = -INFINITY;
   for (int chunk = begin; chunk < end; ++chunk) {
-    largest = fmaxf(largest, p.partial_lse[static_cast<int64_t>(chunk) * p.num_heads + head]);
+    largest = fmaxf(largest, p.chunks.lse[static_cast<int64_t>(chunk) * p.num_heads + head]);
   }
   float4 sum = {};
   float denominator = 0.0f;
 #pragma unroll 4
   for (int chunk = begin; chunk < end; ++chunk) {
     const float weight =
-        exp2f(p.partial_lse[static_cast<int64_t>(chunk) * p.num_heads + head] - largest);
+        exp2f(p.chunks.lse[static_cast<int64_t>(chunk) * p.num_heads + head] - largest);
     const float4 value = *reinterpret_cast<const float4*>(
-        p.partial_out + static_cast<int64_t>(chunk) * row_size + column);
+        p.chunks.out + static_cast<int64_t>(chunk) * row_size + column);
     denominator += weight;
     sum.x += weight * value.x;
     sum.y += weight * value.y;

@@ -8,6 +8,9 @@
 namespace medley::cuda {
 namespace {
 
+// Chunks are cut for this share of the blocks that the device can hold: with more, what each costs
+// besides its keys outweighs the idle room (bench/results/2026-11-30-attention.md).
+constexpr int kUsedFifths = 3;
 // What starting and joining a chunk costs, in tokens.
 constexpr int64_t kChunkCost = 128;
 
@@ -18,6 +21,20 @@ int num_rows_of(const StepInputs& inputs, int seq) {
 }
 
 }  // namespace
+
+int DecodeCapacity::max_chunks(int num_seqs) const {
+  const int chunks = slots + num_seqs;
+  return chunks_per_seq > 0 ? std::min(chunks, num_seqs * chunks_per_seq) : chunks;
+}
+
+DecodeCapacity decode_capacity(const AttentionShape& shape, int resident_blocks) {
+  DecodeCapacity capacity = {.chunk_step = decode_key_tile(shape.head_dim),
+                             .tiles = shape.decode_tiles()};
+  capacity.slots =
+      std::max(1, resident_blocks * kUsedFifths / 5 / (shape.num_kv_heads * capacity.tiles));
+  capacity.chunks_per_seq = static_cast<int>(divide_up(shape.window, capacity.chunk_step));
+  return capacity;
+}
 
 int visible_keys(int kv_len, int window) { return window > 0 ? std::min(kv_len, window) : kv_len; }
 
@@ -47,7 +64,7 @@ int choose_chunk_size(std::span<const int32_t> num_keys, int slots, int step) {
   }
 }
 
-void plan_decode(const AttentionShape& shape, const DecodeCapacity& capacity, int chunk_step,
+void plan_decode(const AttentionShape& shape, const DecodeCapacity& capacity,
                  const StepInputs& inputs, AttentionPlanArrays& out) {
   const int num_seqs = inputs.num_seqs();
   MEDLEY_CHECK_LE(num_seqs, capacity.max_seqs);
@@ -57,7 +74,7 @@ void plan_decode(const AttentionShape& shape, const DecodeCapacity& capacity, in
     keys[seq] = num_rows_of(inputs, seq) == 1 ? visible_keys(inputs.kv_lens[seq], shape.window) : 0;
   }
   const int size =
-      choose_chunk_size({keys, static_cast<size_t>(num_seqs)}, capacity.slots, chunk_step);
+      choose_chunk_size({keys, static_cast<size_t>(num_seqs)}, capacity.slots, capacity.chunk_step);
   *out.chunk_size = size;
   out.chunk_indptr[0] = 0;
   int item = 0;
@@ -73,9 +90,7 @@ void plan_decode(const AttentionShape& shape, const DecodeCapacity& capacity, in
     }
   }
   MEDLEY_CHECK_LE(item, capacity.max_items(num_seqs));
-  const int num_items = capacity.max_items(capacity.max_seqs);
-  std::fill_n(out.item_is_valid, item, true);
-  std::fill(out.item_is_valid + item, out.item_is_valid + num_items, false);
+  *out.num_items = item;
   std::ranges::copy(inputs.page_indptr, out.page_indptr);
   std::fill(out.page_indptr + num_seqs + 1, out.page_indptr + capacity.max_seqs + 1,
             inputs.page_indptr[num_seqs]);
@@ -86,7 +101,7 @@ int max_prefill_items(const AttentionShape& shape, int max_rows, int max_seqs) {
          max_seqs;
 }
 
-int plan_prefill(const AttentionShape& shape, const StepInputs& inputs, AttentionPlanArrays& out) {
+void plan_prefill(const AttentionShape& shape, const StepInputs& inputs, AttentionPlanArrays& out) {
   int item = 0;
   for (int seq = 0; seq < inputs.num_seqs(); ++seq) {
     const int rows = num_rows_of(inputs, seq);
@@ -96,10 +111,10 @@ int plan_prefill(const AttentionShape& shape, const StepInputs& inputs, Attentio
     for (int tile = tiles - 1; tile >= 0; --tile, ++item) {
       out.prefill_seq[item] = seq;
       out.prefill_tile[item] = tile;
-      out.zeros[item] = 0;
+      out.prefill_chunk[item] = 0;
     }
   }
-  return item;
+  *out.num_prefill_items = item;
 }
 
 }  // namespace medley::cuda

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
 #include <set>
 #include <tuple>
 #include <vector>
@@ -28,22 +27,22 @@ struct Sequences {
 
 struct PlanArrays {
   PlanArrays(int items, int seqs)
-      : valid(std::make_unique<bool[]>(items)), ints(4, std::vector<int32_t>(items, -7)) {
-    indptrs.assign(2, std::vector<int32_t>(seqs + 1, -7));
-    prefill.assign(3, std::vector<int32_t>(items, -7));
-    view = {.item_is_valid = valid.get(),
-            .seq_of_item = ints[0].data(),
-            .tile_of_item = ints[1].data(),
-            .chunk_of_item = ints[2].data(),
-            .chunk_indptr = indptrs[0].data(),
-            .page_indptr = indptrs[1].data(),
-            .chunk_size = ints[3].data(),
-            .zeros = prefill[0].data(),
-            .prefill_seq = prefill[1].data(),
-            .prefill_tile = prefill[2].data()};
+      : seq(items, -7), tile(items, -7), chunk(items, -7), indptr(seqs + 1, -7), pages(seqs + 1) {
+    view = {.num_items = &num_items,
+            .seq_of_item = seq.data(),
+            .tile_of_item = tile.data(),
+            .chunk_of_item = chunk.data(),
+            .chunk_size = &chunk_size,
+            .chunk_indptr = indptr.data(),
+            .page_indptr = pages.data(),
+            .num_prefill_items = &num_items,
+            .prefill_seq = seq.data(),
+            .prefill_tile = tile.data(),
+            .prefill_chunk = chunk.data()};
   }
-  std::unique_ptr<bool[]> valid;
-  std::vector<std::vector<int32_t>> ints, indptrs, prefill;
+  int32_t num_items = -7;
+  int32_t chunk_size = -7;
+  std::vector<int32_t> seq, tile, chunk, indptr, pages;
   AttentionPlanArrays view;
 };
 
@@ -83,53 +82,65 @@ TEST(ChunkSize, ALongSequenceAmongShortOnesIsSplit) {
 
 TEST(DecodePlan, CoversEachVisibleKeyOnceAndNoPrefill) {
   const AttentionShape shape = {
-      .num_heads = 40, .num_kv_heads = 2, .head_dim = 64, .window = 0};  // 20 heads: two tiles
-  const DecodeCapacity capacity = {.slots = 10, .max_seqs = 8, .tiles = shape.decode_tiles()};
-  ASSERT_EQ(capacity.tiles, 2);
+      .num_heads = 40, .num_kv_heads = 2, .head_dim = 64};  // 20 heads: two tiles
+  DecodeCapacity capacity = decode_capacity(shape, /*resident_blocks=*/68);
+  capacity.max_seqs = 8;
+  EXPECT_EQ(capacity.tiles, 2);
+  EXPECT_EQ(capacity.slots, 10);
+  EXPECT_FALSE(capacity.is_whole());
   const Sequences seqs({1, 3, 1, 1}, {1000, 50, 1, 129});
   PlanArrays plan(capacity.max_items(8), 8);
-  plan_decode(shape, capacity, 128, seqs.inputs(), plan.view);
-  const int size = *plan.view.chunk_size;
+  plan_decode(shape, capacity, seqs.inputs(), plan.view);
   std::set<std::tuple<int, int, int>> found;
-  int valid = 0;
-  for (int i = 0; i < capacity.max_items(8); ++i) {
-    if (!plan.valid[i]) continue;
-    ++valid;
-    found.insert({plan.ints[0][i], plan.ints[2][i], plan.ints[1][i]});
+  for (int i = 0; i < plan.num_items; ++i) {
+    found.insert({plan.seq[i], plan.chunk[i], plan.tile[i]});
   }
   std::set<std::tuple<int, int, int>> expected;
   for (const auto& [seq, keys] : std::vector<std::pair<int, int>>{{0, 1000}, {2, 1}, {3, 129}}) {
-    for (int chunk = 0; chunk * size < keys; ++chunk) {
+    for (int chunk = 0; chunk * plan.chunk_size < keys; ++chunk) {
       for (const int tile : {0, 1}) expected.insert({seq, chunk, tile});
     }
-    EXPECT_EQ(plan.indptrs[0][seq + 1] - plan.indptrs[0][seq], (keys + size - 1) / size);
+    EXPECT_EQ(plan.indptr[seq + 1] - plan.indptr[seq],
+              (keys + plan.chunk_size - 1) / plan.chunk_size);
   }
   EXPECT_EQ(found, expected);
-  EXPECT_EQ(valid, static_cast<int>(expected.size()));
-  EXPECT_EQ(plan.indptrs[0][2], plan.indptrs[0][1]) << "the prefill sequence has no chunks";
-  EXPECT_EQ(plan.indptrs[1],
+  EXPECT_EQ(plan.num_items, static_cast<int>(expected.size()));
+  EXPECT_EQ(plan.indptr[2], plan.indptr[1]) << "the prefill sequence has no chunks";
+  EXPECT_EQ(plan.pages,
             (std::vector<int32_t>{0, 63, 67, 68, 77, 77, 77, 77, 77}));  // pages, then the last
 }
 
-TEST(DecodePlan, AWindowIsOneChunk) {
+TEST(DecodePlan, AWindowOfOneKeyTileIsOneChunk) {
   const AttentionShape shape = {.num_heads = 64, .num_kv_heads = 8, .head_dim = 64, .window = 128};
-  const DecodeCapacity capacity = {.slots = 49, .max_seqs = 2, .tiles = 1};
+  DecodeCapacity capacity = decode_capacity(shape, /*resident_blocks=*/396);
+  capacity.max_seqs = 2;
+  EXPECT_TRUE(capacity.is_whole());
+  EXPECT_EQ(capacity.max_items(2), 2) << "no blocks without work";
   const Sequences seqs({1, 1}, {100000, 77});
-  PlanArrays plan(capacity.max_items(2), 2);
-  plan_decode(shape, capacity, 128, seqs.inputs(), plan.view);
-  EXPECT_EQ(plan.indptrs[0], (std::vector<int32_t>{0, 1, 2}));
+  PlanArrays plan(2, 2);
+  plan_decode(shape, capacity, seqs.inputs(), plan.view);
+  EXPECT_EQ(plan.indptr, (std::vector<int32_t>{0, 1, 2}));
+}
+
+TEST(DecodePlan, AWiderWindowBoundsTheChunks) {
+  const AttentionShape shape = {.num_heads = 8, .num_kv_heads = 8, .head_dim = 128, .window = 100};
+  const DecodeCapacity capacity = decode_capacity(shape, /*resident_blocks=*/528);
+  EXPECT_EQ(capacity.chunks_per_seq, 2);  // of 64 keys
+  EXPECT_EQ(capacity.max_chunks(3), 6);
+  EXPECT_EQ(capacity.max_chunks(1000), 1039);
 }
 
 TEST(PrefillPlan, TilesOfSeveralRowsLastFirst) {
   const AttentionShape shape = {.num_heads = 64, .num_kv_heads = 8, .head_dim = 64};
   const Sequences seqs({1, 33, 2, 1}, {9, 40, 2, 7});
   PlanArrays plan(max_prefill_items(shape, 37, 4), 4);
+  plan_prefill(shape, seqs.inputs(), plan.view);
   // 33 rows x 8 heads = 264 query rows: 3 tiles of 128.
-  EXPECT_EQ(plan_prefill(shape, seqs.inputs(), plan.view), 4);
-  EXPECT_EQ(std::vector(plan.prefill[1].begin(), plan.prefill[1].begin() + 4),
-            (std::vector<int32_t>{1, 1, 1, 2}));
-  EXPECT_EQ(std::vector(plan.prefill[2].begin(), plan.prefill[2].begin() + 4),
-            (std::vector<int32_t>{2, 1, 0, 0}));
+  EXPECT_EQ(plan.num_items, 4);
+  plan.seq.resize(4);
+  plan.tile.resize(4);
+  EXPECT_EQ(plan.seq, (std::vector<int32_t>{1, 1, 1, 2}));
+  EXPECT_EQ(plan.tile, (std::vector<int32_t>{2, 1, 0, 0}));
 }
 
 }  // namespace

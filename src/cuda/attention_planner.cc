@@ -7,19 +7,18 @@
 
 namespace medley::cuda {
 
-AttentionPlanner::AttentionPlanner(const AttentionShape& shape, int num_sms) : shape_(shape) {
+AttentionPlanner::AttentionPlanner(const AttentionShape& shape, int num_sms)
+    : shape_(shape),
+      capacity_(decode_capacity(shape, prepare_decode_attention(shape.head_dim) * num_sms)) {
   prepare_prefill_attention(shape.head_dim);
-  const int blocks = prepare_decode_attention(shape.head_dim) * num_sms;
-  capacity_.tiles = shape.decode_tiles();
-  capacity_.slots = std::max(1, blocks / (shape.num_kv_heads * capacity_.tiles));
 }
 
 AttentionPlanner::Layout AttentionPlanner::lay_out(std::byte* base) const {
   Layout layout;
   Carver carver(base);
-  const int items = capacity_.max_items(padded_rows(capacity_.max_seqs));
+  const int items = capacity_.max_items(capacity_.max_seqs);
   AttentionPlanArrays& arrays = layout.arrays;
-  arrays.item_is_valid = carver.take<bool>(items);
+  arrays.num_items = carver.take<int32_t>(1);
   arrays.seq_of_item = carver.take<int32_t>(items);
   arrays.tile_of_item = carver.take<int32_t>(items);
   arrays.chunk_of_item = carver.take<int32_t>(items);
@@ -28,18 +27,19 @@ AttentionPlanner::Layout AttentionPlanner::lay_out(std::byte* base) const {
   arrays.chunk_size = carver.take<int32_t>(1);
   layout.decode_bytes = carver.num_bytes();
   const int tiles = max_prefill_items(shape_, max_rows_, capacity_.max_seqs);
-  arrays.zeros = carver.take<int32_t>(tiles);
+  arrays.num_prefill_items = carver.take<int32_t>(1);
   arrays.prefill_seq = carver.take<int32_t>(tiles);
   arrays.prefill_tile = carver.take<int32_t>(tiles);
+  arrays.prefill_chunk = carver.take<int32_t>(tiles);
   layout.num_bytes = carver.num_bytes();
   return layout;
 }
 
 Result<void> AttentionPlanner::reserve(const StepDesc& desc) {
-  const bool fits = desc.max_rows <= max_rows_ && desc.max_seqs <= capacity_.max_seqs;
-  if (fits) return {};
+  const int max_seqs = padded_rows(desc.max_seqs);  // a decode step's grid has all their items
+  if (desc.max_rows <= max_rows_ && max_seqs <= capacity_.max_seqs) return {};
   max_rows_ = std::max(max_rows_, desc.max_rows);
-  capacity_.max_seqs = std::max(capacity_.max_seqs, desc.max_seqs);
+  capacity_.max_seqs = std::max(capacity_.max_seqs, max_seqs);
   const Layout layout = lay_out(nullptr);
   decode_bytes_ = layout.decode_bytes;
   num_bytes_ = layout.num_bytes;
@@ -49,48 +49,53 @@ Result<void> AttentionPlanner::reserve(const StepDesc& desc) {
     staging.memory = std::make_unique<PinnedBuffer>(num_bytes_);
     staging.arrays = lay_out(staging.memory->data()).arrays;
   }
-  const size_t partials =
+  if (capacity_.is_whole()) return {};
+  const size_t rows =
       static_cast<size_t>(capacity_.max_chunks(capacity_.max_seqs)) * shape_.num_heads;
-  MEDLEY_TRY_ASSIGN(partial_out_,
-                    DeviceBuffer::allocate(partials * shape_.head_dim * sizeof(float)));
-  MEDLEY_TRY_ASSIGN(partial_lse_, DeviceBuffer::allocate(partials * sizeof(float)));
+  MEDLEY_TRY_ASSIGN(chunk_out_, DeviceBuffer::allocate(rows * shape_.head_dim * sizeof(float)));
+  MEDLEY_TRY_ASSIGN(chunk_lse_, DeviceBuffer::allocate(rows * sizeof(float)));
   return {};
 }
 
-void AttentionPlanner::plan(const StepInputs& inputs, const CudaStep& step, Stream& stream) {
+void AttentionPlanner::plan(const StepInputs& inputs, const CudaStep&, Stream& stream) {
   MEDLEY_CHECK_LE(inputs.num_rows(), max_rows_);
   Staging& staging = stagings_[next_staging_];
   next_staging_ = (next_staging_ + 1) % kStagings;
   static_cast<void>(staging.copied.wait());  // a fault shows when the step is waited for
-  plan_decode(shape_, capacity_, decode_key_tile(shape_.head_dim), inputs, staging.arrays);
-  has_decode_ = staging.arrays.chunk_indptr[inputs.num_seqs()] > 0;
-  num_prefill_items_ = step.is_decode() ? 0 : plan_prefill(shape_, inputs, staging.arrays);
+  plan_decode(shape_, capacity_, inputs, staging.arrays);
+  plan_prefill(shape_, inputs, staging.arrays);
+  has_decode_ = *staging.arrays.num_items > 0;
+  num_prefill_items_ = *staging.arrays.num_prefill_items;
   MEDLEY_CUDA_CHECK(cudaMemcpyAsync(memory_.data(), staging.memory->data(),
                                     num_prefill_items_ > 0 ? num_bytes_ : decode_bytes_,
                                     cudaMemcpyHostToDevice, cuda_stream(stream)));
   staging.copied.record(stream);
 }
 
-int AttentionPlanner::num_decode_items(const CudaStep& step) const {
+int AttentionPlanner::max_decode_items(const CudaStep& step) const {
   return capacity_.max_items(step.is_decode() ? step.launch_rows() : step.num_seqs());
 }
 
-DecodeWork AttentionPlanner::decode_work() {
-  return {.item_is_valid = device_.item_is_valid,
+AttentionItems AttentionPlanner::decode_items() const {
+  return {.num_items = device_.num_items,
           .seq_of_item = device_.seq_of_item,
           .tile_of_item = device_.tile_of_item,
           .chunk_of_item = device_.chunk_of_item,
-          .chunk_indptr = device_.chunk_indptr,
-          .chunk_size = device_.chunk_size,
-          .partial_out = partial_out_.as<float>(),
-          .partial_lse = partial_lse_.as<float>()};
+          .chunk_size = device_.chunk_size};
 }
 
-PrefillWork AttentionPlanner::prefill_work() const {
-  return {.seq_of_item = device_.prefill_seq,
+AttentionItems AttentionPlanner::prefill_items() const {
+  return {.num_items = device_.num_prefill_items,
+          .seq_of_item = device_.prefill_seq,
           .tile_of_item = device_.prefill_tile,
-          .chunk_of_item = device_.zeros,
+          .chunk_of_item = device_.prefill_chunk,
           .chunk_size = device_.chunk_size};
+}
+
+AttentionChunks AttentionPlanner::chunks() {
+  return {.chunk_indptr = device_.chunk_indptr,
+          .out = chunk_out_.as<float>(),
+          .lse = chunk_lse_.as<float>()};
 }
 
 }  // namespace medley::cuda

@@ -23,10 +23,12 @@ class AttentionPlanner : public StepPlanner {
 
   // Of the step planned last. A decode step's grid depends on its padded rows alone.
   bool has_decode() const { return has_decode_; }
-  int num_decode_items(const CudaStep& step) const;
+  int max_decode_items(const CudaStep& step) const;
   int num_prefill_items() const { return num_prefill_items_; }
-  DecodeWork decode_work();
-  PrefillWork prefill_work() const;
+  bool is_whole() const { return capacity_.is_whole(); }
+  AttentionItems decode_items() const;
+  AttentionItems prefill_items() const;
+  AttentionChunks chunks();
   const int32_t* page_indptr() const { return device_.page_indptr; }
   int max_seqs() const { return capacity_.max_seqs; }
 
@@ -51,8 +53,8 @@ class AttentionPlanner : public StepPlanner {
   size_t decode_bytes_ = 0;
   size_t num_bytes_ = 0;
   DeviceBuffer memory_;
-  DeviceBuffer partial_out_;
-  DeviceBuffer partial_lse_;
+  DeviceBuffer chunk_out_;
+  DeviceBuffer chunk_lse_;
   AttentionPlanArrays device_;
   std::array<Staging, kStagings> stagings_;
   int next_staging_ = 0;

@@ -4,10 +4,12 @@
 
 #include "cuda/attention_kernel.h"
 #include "cuda/launch.h"
+#include "cuda/primitives.cuh"
 
-// FlashInfer's FA2 paged-prefill kernel (flashinfer 0.6.14, attention/prefill.cuh), with sinks. It
-// waits for its predecessor before it reads queries, pages or page ids; what it reads before that
-// was copied ahead of the step's first kernel.
+// FlashInfer's FA2 paged-prefill (flashinfer 0.6.14, attention/prefill.cuh), with sinks. It waits
+// for its predecessor before it reads queries, pages or page ids; what it reads before that was
+// copied ahead of the step's first kernel. It lets its dependents start when its results are
+// written.
 
 namespace medley::cuda {
 
@@ -37,9 +39,10 @@ struct TiledParams {
   IdType* qo_tile_indices;
   IdType* kv_tile_indices;
   IdType* o_indptr;
-  bool* block_valid_mask;
+  bool* block_valid_mask;  // null
   IdType* kv_chunk_size_ptr;
   bool partition_kv;
+  const IdType* num_items;  // read by the kernel around it
 
   __device__ __forceinline__ uint32_t get_qo_len(uint32_t seq) const {
     return q_indptr[seq + 1] - q_indptr[seq];
@@ -86,9 +89,10 @@ struct SinkAttention : flashinfer::AttentionVariantBase {
 };
 
 template <int kHeadDim, int kTile, int kKeyTile, class Out>
-struct TiledKernel {
+struct TiledTraits {
   static constexpr uint32_t kWarpsQ = flashinfer::get_num_warps_q(kTile);
   static constexpr uint32_t kWarpsKv = flashinfer::get_num_warps_kv(kTile);
+  // The one row of a decode sequence sees all keys of its window.
   static constexpr auto kMask =
       kTile == kDecodeTile ? flashinfer::MaskMode::kNone : flashinfer::MaskMode::kCausal;
   using Params = TiledParams<Out>;
@@ -97,9 +101,35 @@ struct TiledKernel {
                                kKeyTile / (16 * kWarpsKv), kHeadDim / 16, kHeadDim / 16, kWarpsQ,
                                kWarpsKv, flashinfer::PosEncodingMode::kNone, __nv_bfloat16,
                                __nv_bfloat16, Out, float, int32_t, SinkAttention>;
+  using Storage = typename Traits::SharedStoragePaged;
   static_assert(!Traits::IsInvalid());
-  static constexpr size_t kSharedBytes = sizeof(typename Traits::SharedStoragePaged);
-  static constexpr auto kKernel = flashinfer::BatchPrefillWithPagedKVCacheKernel<Traits, Params>;
+};
+
+// Block b works on item b / kv_heads and kv head b % kv_heads: blocks without an item come last, so
+// that those with one spread evenly over the multiprocessors, and the heads of a page are read
+// together.
+template <class Tiled, int kMinBlocks>
+__global__ void __launch_bounds__(Tiled::Traits::NUM_THREADS, kMinBlocks)
+    tiled_attention_kernel(const __grid_constant__ typename Tiled::Params params) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  const uint32_t num_kv_heads = params.paged_kv.num_heads;
+  const uint32_t item = blockIdx.x / num_kv_heads;
+  if (item >= static_cast<uint32_t>(*params.num_items)) {
+    wait_for_predecessor();
+    return;
+  }
+  flashinfer::BatchPrefillWithPagedKVCacheDevice<typename Tiled::Traits>(
+      params, *reinterpret_cast<typename Tiled::Storage*>(shared), threadIdx, item,
+      blockIdx.x % num_kv_heads, num_kv_heads);
+}
+
+// kMinBlocks: blocks that must fit a multiprocessor by their registers.
+template <int kHeadDim, int kTile, int kKeyTile, class Out, int kMinBlocks>
+struct TiledKernel {
+  using Tiled = TiledTraits<kHeadDim, kTile, kKeyTile, Out>;
+  using Params = typename Tiled::Params;
+  static constexpr size_t kSharedBytes = sizeof(typename Tiled::Storage);
+  static constexpr auto kKernel = tiled_attention_kernel<Tiled, kMinBlocks>;
 
   // Returns the blocks that a multiprocessor holds at once.
   static int prepare() {
@@ -107,11 +137,11 @@ struct TiledKernel {
                                            static_cast<int>(kSharedBytes)));
     int blocks = 0;
     MEDLEY_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        &blocks, kKernel, Traits::NUM_THREADS, kSharedBytes));
+        &blocks, kKernel, Tiled::Traits::NUM_THREADS, kSharedBytes));
     return blocks;
   }
 
-  static Params make_params(const AttentionInputs& in) {
+  static Params make_params(const AttentionInputs& in, const AttentionItems& items) {
     Params params = {};
     params.q = const_cast<__nv_bfloat16*>(in.q);
     params.paged_kv = {static_cast<uint32_t>(in.num_kv_heads),
@@ -125,6 +155,7 @@ struct TiledKernel {
                        const_cast<int32_t*>(in.page_indptr),
                        nullptr};
     params.q_indptr = const_cast<int32_t*>(in.q_indptr);
+    params.o_indptr = const_cast<int32_t*>(in.q_indptr);
     params.kv_lens = in.kv_lens;
     params.sinks = in.sinks;
     params.group_size = in.num_heads / in.num_kv_heads;
@@ -133,18 +164,21 @@ struct TiledKernel {
     params.q_stride_h = kHeadDim;
     params.window_left = in.window - 1;
     params.sm_scale = in.scale;
+    params.num_items = items.num_items;
+    params.request_indices = const_cast<int32_t*>(items.seq_of_item);
+    params.qo_tile_indices = const_cast<int32_t*>(items.tile_of_item);
+    params.kv_tile_indices = const_cast<int32_t*>(items.chunk_of_item);
+    params.kv_chunk_size_ptr = const_cast<int32_t*>(items.chunk_size);
     return params;
   }
 
-  static void launch(const Params& params, int num_items, int num_kv_heads, cudaStream_t stream) {
+  static void launch(const Params& params, int max_items, int num_kv_heads, cudaStream_t stream) {
     cuda::launch(kKernel,
-                 {.grid = dim3(num_items, 1, num_kv_heads),
-                  .block = dim3(kWarpSize, kWarpsQ, kWarpsKv),
+                 {.grid = dim3(max_items * num_kv_heads),
+                  .block = dim3(kWarpSize, Tiled::kWarpsQ, Tiled::kWarpsKv),
                   .shared_bytes = kSharedBytes},
                  stream, params);
   }
-
-  static constexpr int kWarpSize = 32;
 };
 
 }  // namespace medley::cuda

@@ -62,6 +62,7 @@ std::vector<AttentionCase> attention_cases() {
       {"DecodeEdgesSinks", {heads(16, 2, 64, true)}, decodes(kEdgeLens)},
       {"DecodeEdgesSinksWindow", {heads(16, 2, 64, true), 128}, decodes(kEdgeLens)},
       {"DecodeWindowOfOne", {heads(8, 1, 64), 1}, decodes({1, 2, 17})},
+      {"DecodeHeadDim128Window64", {heads(8, 2, 128, true), 64}, decodes(kEdgeLens)},
       {"DecodeWindowNoPageMultiple", {heads(8, 1, 64), 20}, decodes({19, 20, 21, 100})},
       {"DecodeGroupOfOne", {heads(4, 4, 64, true)}, decodes(kEdgeLens)},
       {"DecodeGroupOfTwenty", {heads(40, 2, 64, true)}, decodes({1, 130, 300})},
