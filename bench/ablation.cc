@@ -32,10 +32,11 @@ using cuda::SplitSwitches;
 constexpr int kRounds = 3;
 constexpr int kReplays = 15;
 constexpr int kSweepReplays = 5;
+constexpr double kClear = 0.995;      // below this share of a time, a gain is no noise
 constexpr double kRoofline = 4.2e12;  // bytes a second, read
 constexpr size_t kFlushBytes = size_t{256} << 20;
-// 1 - 2 <x, y> / (|x|^2 + |y|^2) between the split and the fused path's output of a layer: the split
-// path rounds gate, up and the output once more.
+// 1 - 2 <x, y> / (|x|^2 + |y|^2) between the split and the fused path's output of a layer: the
+// split path rounds gate, up and the output once more.
 constexpr double kMostDistance = 3e-5;
 
 struct Setting {
@@ -62,7 +63,8 @@ std::vector<Setting> settings_of(const SplitSwitches& best) {
   settings.push_back({best.swizzle ? "swizzle off" : "swizzle on",
                       with([](SplitSwitches& s) { s.swizzle = !s.swizzle; })});
   settings.push_back({"EVEN_K off", with([](SplitSwitches& s) { s.even_k = false; })});
-  settings.push_back({"fused add off", with([](SplitSwitches& s) { s.fused_add = false; })});
+  settings.push_back({best.fused_add ? "fused add off" : "fused add on",
+                      with([](SplitSwitches& s) { s.fused_add = !s.fused_add; })});
   settings.push_back({"tuned off", with([](SplitSwitches& s) { s.tuned = false; })});
   return settings;
 }
@@ -312,8 +314,8 @@ cuda::SplitExpandConfig best_expand(Timer& timer, Stage stage,
   return best;
 }
 
-// Shrinks and expands are tuned alone. How many splits, whose sums expand must add, and whether
-// tiles are grouped is decided by the time of the step.
+// Shrinks and expands are tuned alone. The switches, and how many splits, whose sums expand must
+// add, are decided by the time of the step.
 void sweep(Chain& chain, Timer& timer, int rows) {
   chain.set_batch(rows, /*adapters=*/true);
   chain.use_fused();
@@ -323,34 +325,38 @@ void sweep(Chain& chain, Timer& timer, int rows) {
                              best_shrinks(timer, Stage::kDownShrink, problems[1])};
   const cuda::SplitExpandConfig expands[] = {best_expand(timer, Stage::kGateUpExpand, problems[0]),
                                              best_expand(timer, Stage::kDownExpand, problems[1])};
-  const auto time_step = [&](int splits, int group) {
+  const auto time_step = [&](int splits, int group, bool fused_add) {
     SplitLoraOptions options[2];
     for (int i = 0; i < 2; ++i) {
       options[i] = {.rank_multiple = 32, .shrink = shrinks[i].at(splits), .expand = expands[i]};
       options[i].shrink->group = options[i].expand->group = group;
+      options[i].expand->fused_add = fused_add;
     }
     chain.use_split(options[0], options[1]);
     const double us = timer.time([&] { chain.run(); }, kReplays);
-    fmt::print("// batch {}, {} splits, group {}: {:.2f} us a layer\n", rows, splits, group, us);
+    fmt::print("// batch {}, {} splits, group {}, fused add {}: {:.2f} us a layer\n", rows, splits,
+               group, fused_add, us);
     return us;
   };
   std::map<int, double> us_of_splits;
-  for (const auto& [splits, shrink] : shrinks[0]) us_of_splits[splits] = time_step(splits, 1);
+  for (const auto& [splits, shrink] : shrinks[0]) us_of_splits[splits] = time_step(splits, 1, true);
   const double whole_us = us_of_splits.at(1);
   us_of_splits.erase(1);
   const auto best =
       std::min_element(us_of_splits.begin(), us_of_splits.end(),
                        [](const auto& a, const auto& b) { return a.second < b.second; });
   const bool split_k = best->second < whole_us;
-  const double plain_us = std::min(best->second, whole_us);
-  const bool swizzle = time_step(split_k ? best->first : 1, cuda::kSplitGroup) < plain_us;
+  const int splits = split_k ? best->first : 1;
+  const double best_us = std::min(best->second, whole_us);
+  const bool fused_add = time_step(splits, 1, false) > best_us;
+  const bool swizzle = time_step(splits, cuda::kSplitGroup, true) < kClear * best_us;
   for (int i = 0; i < 2; ++i) {
     const cuda::SplitShrinkConfig& whole = shrinks[i].at(1);
     const cuda::SplitShrinkConfig& split = shrinks[i].at(best->first);
-    fmt::print("    {{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}}},\n", problems[i].in_size,
+    fmt::print("    {{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}}},\n", problems[i].in_size,
                problems[i].num_units, problems[i].max_pairs, whole.num_warps, whole.rank_step,
-               split.num_warps, split.rank_step, split.num_splits, expands[i].num_warps, split_k,
-               swizzle);
+               split.num_warps, split.rank_step, split.num_splits, expands[i].num_warps,
+               expands[i].repeats, split_k, swizzle, fused_add);
   }
 }
 

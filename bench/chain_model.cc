@@ -185,11 +185,12 @@ Chain::Chain(const ChainShape& shape, int max_rows)
     gate_up_matrices.push_back(random_matrix(gate_up, 10 + i));
     down_matrices.push_back(random_matrix(down, 20 + i));
   }
-  MEDLEY_CHECK(backend_
-                   ->make_lora_table({.max_slots = std::max(1, shape.num_adapters + shape.num_free_slots),
-                                      .num_layers = shape.num_layers,
-                                      .pool_bytes = shape.pool_bytes})
-                   .ok());
+  MEDLEY_CHECK(
+      backend_
+          ->make_lora_table({.max_slots = std::max(1, shape.num_adapters + shape.num_free_slots),
+                             .num_layers = shape.num_layers,
+                             .pool_bytes = shape.pool_bytes})
+          .ok());
   std::mt19937 engine(11);
   std::normal_distribution<float> normal;
   std::vector<float> router(static_cast<size_t>(moe.num_experts) * shape.hidden_size);

@@ -25,8 +25,8 @@ struct ChainShape {
   MoeSpec moe;
   int num_adapters = 8;
   int rank = 32;
-  int num_free_slots = 0;     // beyond those of the adapters
-  size_t pool_bytes = 0;      // LoraTableDesc
+  int num_free_slots = 0;  // beyond those of the adapters
+  size_t pool_bytes = 0;   // LoraTableDesc
 
   double base_bytes(double experts_a_layer) const;   // of one layer
   double adapter_bytes(double pairs_a_layer) const;  // of one layer

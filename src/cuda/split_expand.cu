@@ -77,6 +77,22 @@ __device__ __forceinline__ void multiply(TileSum<kHalves>& sum, const SplitExpan
   }
 }
 
+// Where a lane's sums of one unit and one pair go: rows of out, or -1.
+struct OutRows {
+  int row[2];
+};
+
+template <bool kPaired>
+__device__ __forceinline__ OutRows out_rows(const SplitExpandParams& p, int unit) {
+  const int lane = threadIdx.x % kWarpSize;
+  if constexpr (kPaired) {
+    const int row = unit * (kUnitRows / 2) + lane / 4;
+    return row < p.row_limit ? OutRows{{row, p.row_limit + row}} : OutRows{{-1, -1}};
+  }
+  const int row = unit * kUnitRows + lane / 4;
+  return {{row < p.row_limit ? row : -1, row + 8 < p.row_limit ? row + 8 : -1}};
+}
+
 template <bool kPaired, bool kFusedAdd, int kHalves>
 __device__ __forceinline__ void write_tile(const TileSum<kHalves>& sum, const SplitExpandParams& p,
                                            const RouteSegment& segment, int unit) {
@@ -88,35 +104,49 @@ __device__ __forceinline__ void write_tile(const TileSum<kHalves>& sum, const Sp
       const int column = h * kHalfRows + lane % 4 * 2 + i;
       if (column >= segment.count) continue;
       __nv_bfloat16* out = p.out + static_cast<int64_t>(segment.begin + column) * p.out_stride;
-      const auto store = [&](int row, int offset, float value) {
-        if (row >= p.row_limit) return;
-        __nv_bfloat16& to = out[offset + row];
-        to = __float2bfloat16_rn(kFusedAdd ? __bfloat162float(to) + value : value);
-      };
+      // All loads before the first store: the compiler must not wait for each alone.
+      __nv_bfloat16 base[kExpandUnits][2] = {};
+      if constexpr (kFusedAdd) {
+#pragma unroll
+        for (int u = 0; u < kExpandUnits; ++u) {
+          const OutRows rows = out_rows<kPaired>(p, unit + u);
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            if (rows.row[k] >= 0) base[u][k] = __ldcg(out + rows.row[k]);
+          }
+        }
+      }
 #pragma unroll
       for (int u = 0; u < kExpandUnits; ++u) {
-        if constexpr (kPaired) {
-          const int row = (unit + u) * (kUnitRows / 2) + lane / 4;
-          store(row, 0, sum.value[u][h][i]);
-          store(row, p.row_limit, sum.value[u][h][2 + i]);
-        } else {
-          const int row = (unit + u) * kUnitRows + lane / 4;
-          store(row, 0, sum.value[u][h][i]);
-          store(row + 8, 0, sum.value[u][h][2 + i]);
+        const OutRows rows = out_rows<kPaired>(p, unit + u);
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const float value = sum.value[u][h][2 * k + i] + __bfloat162float(base[u][k]);
+          if (rows.row[k] >= 0) out[rows.row[k]] = __float2bfloat16_rn(value);
         }
       }
     }
   }
 }
 
+// The units of this warp: `config.repeats` times kExpandUnits, the block's warps side by side.
 template <bool kPaired, bool kEvenK, bool kFusedAdd, int kHalves>
-__device__ __forceinline__ void run_tile(const SplitExpandParams& p, const RouteSegment& segment,
-                                         const LoraEntry& entry, int unit) {
-  TileSum<kHalves> sum;
-  multiply<kPaired, kEvenK>(sum, p, segment, entry, unit);
-  wait_for_predecessor();
-  launch_dependents();
-  write_tile<kPaired, kFusedAdd>(sum, p, segment, unit);
+__device__ __forceinline__ void run_tiles(const SplitExpandParams& p,
+                                          const SplitExpandConfig& config,
+                                          const RouteSegment& segment, const LoraEntry& entry,
+                                          int first_unit) {
+#pragma unroll 1
+  for (int i = 0; i < config.repeats; ++i) {
+    const int unit = first_unit + i * config.num_warps * kExpandUnits;
+    if (i > 0 && unit >= p.num_units) return;
+    TileSum<kHalves> sum;
+    multiply<kPaired, kEvenK>(sum, p, segment, entry, unit);
+    if (i == 0) {
+      wait_for_predecessor();
+      launch_dependents();
+    }
+    write_tile<kPaired, kFusedAdd>(sum, p, segment, unit);
+  }
 }
 
 }  // namespace
@@ -128,16 +158,18 @@ __global__ void __launch_bounds__(kMaxSplitWarps / 2 * kWarpSize)
                         int num_tiles) {
   const GroupedTile tile = grouped_tile(blockIdx.x, max_segments, num_tiles, config.group);
   const int warp = threadIdx.x / kWarpSize;
-  const int unit = (tile.n * config.num_warps + warp) * kExpandUnits;
-  if (tile.m < __ldcg(p.routing.num_segments) && unit < p.num_units) {
-    const RouteSegment segment = p.routing.segments[tile.m];
+  const int unit = (tile.n * config.repeats * config.num_warps + warp) * kExpandUnits;
+  // Read together: entries past the count exist, whatever they hold.
+  const int num_segments = __ldcg(p.routing.num_segments);
+  const RouteSegment segment = p.routing.segments[tile.m];
+  if (tile.m < num_segments && unit < p.num_units) {
     const LoraEntry entry = p.lora[segment.slot];
     if (kEvenK && entry.rank % kExpandRanks != 0) __trap();
     if (entry.rank > 0) {
       if (segment.count > kHalfRows) {
-        return run_tile<kPaired, kEvenK, kFusedAdd, 2>(p, segment, entry, unit);
+        return run_tiles<kPaired, kEvenK, kFusedAdd, 2>(p, config, segment, entry, unit);
       }
-      return run_tile<kPaired, kEvenK, kFusedAdd, 1>(p, segment, entry, unit);
+      return run_tiles<kPaired, kEvenK, kFusedAdd, 1>(p, config, segment, entry, unit);
     }
   }
   wait_for_predecessor();
@@ -147,7 +179,7 @@ __global__ void __launch_bounds__(kMaxSplitWarps / 2 * kWarpSize)
 template <bool kPaired, bool kEvenK>
 void launch_form(const SplitExpandConfig& config, const SplitExpandParams& params, int max_pairs,
                  cudaStream_t stream) {
-  const int tile_units = config.num_warps * kExpandUnits;
+  const int tile_units = config.repeats * config.num_warps * kExpandUnits;
   const int num_tiles = (params.num_units + tile_units - 1) / tile_units;
   const LaunchShape shape = {.grid = dim3(max_pairs * num_tiles),
                              .block = dim3(config.num_warps * kWarpSize)};

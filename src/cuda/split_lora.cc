@@ -9,6 +9,7 @@ constexpr int kShrinkWarps[] = {4, 5, 6, 8, 9, 10, 15};
 constexpr int kSplits[] = {1, 2, 3, 4, 5, 6, 8};
 constexpr int kRankSteps[] = {1, 2, 4};
 constexpr int kExpandWarps[] = {1, 2, 4, 8};
+constexpr int kRepeats[] = {1, 2, 3, 6};
 
 // The configuration of no tuning.
 constexpr SplitTuning kUntuned = {.whole_warps = 8,
@@ -17,8 +18,10 @@ constexpr SplitTuning kUntuned = {.whole_warps = 8,
                                   .split_rank_step = 2,
                                   .num_splits = 4,
                                   .expand_warps = 4,
+                                  .expand_repeats = 1,
                                   .split_k = true,
-                                  .swizzle = true};
+                                  .swizzle = true,
+                                  .fused_add = true};
 
 const char* name(SplitK split_k) {
   switch (split_k) {
@@ -44,11 +47,11 @@ SplitShrinkConfig make_shrink(const SplitLoraProblem& problem, const SplitSwitch
 }
 
 SplitExpandConfig make_expand(const SplitLoraProblem& problem, const SplitSwitches& switches,
-                              int num_warps) {
-  return {.num_warps = num_warps,
-          .group = switches.swizzle ? kSplitGroup : 1,
-          .even_k = switches.even_k && problem.rank_multiple % kExpandRanks == 0,
-          .fused_add = switches.fused_add};
+                              SplitExpandConfig tile) {
+  tile.group = switches.swizzle ? kSplitGroup : 1;
+  tile.even_k = switches.even_k && problem.rank_multiple % kExpandRanks == 0;
+  tile.fused_add = switches.fused_add;
+  return tile;
 }
 
 SplitTuning tuning_of(const SplitLoraProblem& problem, const SplitSwitches& switches) {
@@ -73,8 +76,8 @@ std::string SplitShrinkConfig::to_string() const {
 }
 
 std::string SplitExpandConfig::to_string() const {
-  return fmt::format("split_expand(warps={}, group={}, even_k={}, fused_add={})", num_warps, group,
-                     even_k, fused_add);
+  return fmt::format("split_expand(warps={} x {}, group={}, even_k={}, fused_add={})", num_warps,
+                     repeats, group, even_k, fused_add);
 }
 
 std::vector<SplitShrinkConfig> legal_split_shrinks(const SplitLoraProblem& problem,
@@ -96,14 +99,19 @@ std::vector<SplitShrinkConfig> legal_split_shrinks(const SplitLoraProblem& probl
 std::vector<SplitExpandConfig> legal_split_expands(const SplitLoraProblem& problem,
                                                    const SplitSwitches& switches) {
   std::vector<SplitExpandConfig> configs;
-  for (const int warps : kExpandWarps) configs.push_back(make_expand(problem, switches, warps));
+  for (const int warps : kExpandWarps) {
+    for (const int repeats : kRepeats) {
+      configs.push_back(make_expand(problem, switches, {.num_warps = warps, .repeats = repeats}));
+    }
+  }
   return configs;
 }
 
 SplitSwitches best_split_switches(const SplitLoraProblem& problem) {
   const SplitTuning tuning = find_split_tuning(problem).value_or(kUntuned);
   return {.split_k = tuning.split_k ? SplitK::kFixedOrder : SplitK::kOff,
-          .swizzle = tuning.swizzle};
+          .swizzle = tuning.swizzle,
+          .fused_add = tuning.fused_add};
 }
 
 SplitShrinkConfig select_split_shrink(const SplitLoraProblem& problem,
@@ -121,7 +129,9 @@ SplitShrinkConfig select_split_shrink(const SplitLoraProblem& problem,
 
 SplitExpandConfig select_split_expand(const SplitLoraProblem& problem,
                                       const SplitSwitches& switches) {
-  return make_expand(problem, switches, tuning_of(problem, switches).expand_warps);
+  const SplitTuning tuning = tuning_of(problem, switches);
+  return make_expand(problem, switches,
+                     {.num_warps = tuning.expand_warps, .repeats = tuning.expand_repeats});
 }
 
 }  // namespace medley::cuda

@@ -43,8 +43,10 @@ struct SplitTuning {
   int split_rank_step = 0;
   int num_splits = 0;
   int expand_warps = 0;
-  bool split_k = false;  // whether Split-K was the faster
+  int expand_repeats = 0;
+  bool split_k = false;  // the switches that were the faster
   bool swizzle = false;
+  bool fused_add = false;
 };
 // The row of the smallest max_pairs that holds the problem, of the problem's shape.
 std::optional<SplitTuning> find_split_tuning(const SplitLoraProblem& problem);

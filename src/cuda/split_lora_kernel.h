@@ -75,7 +75,8 @@ struct SplitExpandParams {
 };
 
 struct SplitExpandConfig {
-  int num_warps = 0;  // each has kExpandUnits units of a block's tile
+  int num_warps = 0;
+  int repeats = 1;  // a block's tile has num_warps * repeats * kExpandUnits units
   int group = 1;
   bool even_k = false;     // every rank is a multiple of kExpandRanks: no tail predicate
   bool fused_add = false;  // add to out instead of storing a delta

@@ -76,6 +76,16 @@ TEST(SplitLora, TheTableIsKeyedByShapeAndPaddedPairs) {
             select_split_shrink({.in_size = 2048, .num_units = 96, .max_pairs = 32}, {}).num_warps);
 }
 
+TEST(SplitLora, BestSwitchesKeepTheOrderOfSums) {
+  for (const int pairs : {1, 4, 5, 64, 256, 4096}) {
+    const SplitSwitches best =
+        best_split_switches({.in_size = 2880, .num_units = 360, .max_pairs = pairs});
+    EXPECT_NE(best.split_k, SplitK::kAtomic);
+    EXPECT_TRUE(best.even_k);
+    EXPECT_TRUE(best.tuned);
+  }
+}
+
 TEST(SplitLora, EveryRowOfTheTableIsLegal) {
   for (const int units : {360, 180}) {
     for (const int pairs : {4, 32, 64, 128, 256}) {

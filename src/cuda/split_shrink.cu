@@ -85,8 +85,10 @@ __global__ void __launch_bounds__(kMaxSplitWarps* kWarpSize)
   const int split = blockIdx.x % config.num_splits;
   const GroupedTile tile =
       grouped_tile(blockIdx.x / config.num_splits, max_segments, config.rank_step, config.group);
-  if (tile.m >= __ldcg(p.routing.num_segments)) return;
+  // Read together: entries past the count exist, whatever they hold.
+  const int num_segments = __ldcg(p.routing.num_segments);
   const RouteSegment segment = p.routing.segments[tile.m];
+  if (tile.m >= num_segments) return;
   const LoraEntry entry = p.lora[segment.slot];
   const int num_units = entry.num_a * entry.rank / kUnitRows;
   const int lane = threadIdx.x % kWarpSize;

@@ -175,6 +175,21 @@ TEST(SplitExpand, NoTailPredicatesWhereRanksAreMultiplesOfAStep) {
   }
 }
 
+TEST(SplitExpand, WarpsThatTakeSeveralTilesEach) {
+  for (const int repeats : {2, 6}) {
+    MoeTester layer = tester({});
+    // 34 and 26 units: the last block's tile is cut at every place.
+    layer.split({.expand = cuda::SplitExpandConfig{.num_warps = 2, .repeats = repeats, .group = 4}})
+        .hidden(416)
+        .inner(272)
+        .format(WeightFormat::kFloat)
+        .uniform_rows(9)
+        .adapter(0, {.gate_up_rank = 40, .down_rank = 16})
+        .adapter_of_row(cycle(9, {0, -1}))
+        .compare();
+  }
+}
+
 MoeTester mixed_layer(const SplitSwitches& switches) {
   MoeTester layer = tester(switches);
   layer.hidden(256).inner(192).experts(8, 2).uniform_rows(24).adapter(0, {}).adapter(
