@@ -26,8 +26,8 @@ class DummyAdapters {
  public:
   static Result<DummyAdapters> make(const ModelSpec& spec, const DummyAdapterDesc& desc);
 
-  // The modules of adapter `id`, all layers; each matrix begins at a random place of the data. Views
-  // of memory that lives as long as this does.
+  // The modules of adapter `id`, all layers; each matrix begins at a random place of the data.
+  // Views of memory that lives as long as this does.
   std::vector<LoraModuleWeights> modules(uint64_t id) const;
 
  private:
