@@ -8,7 +8,7 @@
 
 namespace medley::cuda {
 
-inline constexpr int kSampleThreads = 320;  // what 96 registers each allow, two blocks to an SM
+inline constexpr int kSampleThreads = 256;  // what 128 registers each allow, two blocks to an SM
 inline constexpr int kSampleWarps = kSampleThreads / kWarpSize;
 inline constexpr int kBins = kSampleThreads;
 inline constexpr int kListSize = kSampleThreads;
@@ -26,17 +26,20 @@ struct SampleShared {
   union {
     struct {
       uint32_t counts[kBins];
-      uint32_t low[kBins];  // of the weights
+      uint32_t low[kBins];  // of the weights: 15 bits each, and the rest
+      uint32_t middle[kBins];
       uint32_t high[kBins];
     } bins;
     uint64_t merged[kListSize];
+    uint32_t best_of_thread[kSampleThreads];
   };
-  uint64_t list[kListSize];  // this block's tokens, see list_entry()
+  uint64_t list[2][kListSize];  // standings of this block's tokens
+  uint32_t list_size[2];
   uint64_t exchange[2];
   uint64_t warp_weights[kSampleWarps];
   uint32_t warp_counts[kSampleWarps];
   SamplePlace place;
-  uint32_t list_size;
+  uint32_t threshold;
   int32_t token;
 };
 
@@ -47,8 +50,26 @@ struct SampleRow {
   int count;
   int first_id;
   int block;
-  int phase;  // which of the exchanges comes next
+  // Which exchange and list come next. What another block reads of one is written again only after
+  // a barrier of the cluster that it has passed since.
+  int phase;
 };
+
+// Calls visit(logit, place in the share) for each logit, in no order.
+template <class Visit>
+__device__ __forceinline__ void for_each_logit(const SampleRow& row, const Visit& visit) {
+  const int num_vectors = row.count / 4;
+#pragma unroll 2
+  for (int v = threadIdx.x; v < num_vectors; v += kSampleThreads) {
+    const float4 logits = reinterpret_cast<const float4*>(row.values)[v];
+    visit(logits.x, 4 * v);
+    visit(logits.y, 4 * v + 1);
+    visit(logits.z, 4 * v + 2);
+    visit(logits.w, 4 * v + 3);
+  }
+  const int rest = 4 * num_vectors + static_cast<int>(threadIdx.x);
+  if (rest < row.count) visit(row.values[rest], rest);
+}
 
 __device__ __forceinline__ void cluster_sync() {
   cluster_arrive();
@@ -108,8 +129,7 @@ __device__ __forceinline__ uint64_t warp_reduce(uint64_t value, Op op) {
   return value;
 }
 
-// Also a barrier of the cluster. Two exchanges take turns: between writing one and writing it again
-// lies the barrier of the other, by which all have read it. 0 is neutral to all operations.
+// Also a barrier of the cluster. 0 is neutral to all operations.
 template <class Op>
 __device__ __forceinline__ uint64_t cluster_reduce(SampleRow& row, uint64_t value, Op op) {
   SampleShared& s = row.shared;
@@ -158,7 +178,7 @@ __device__ inline LogitRange load_row(const SampleParams& p, int row_idx, bool k
     }
     return range;
   }
-  constexpr int kLoads = 4;
+  constexpr int kLoads = 8;
   const auto* vectors = reinterpret_cast<const float4*>(from);
   const int num_vectors = row.count / 4;
   for (int base = threadIdx.x; base < num_vectors; base += kLoads * kSampleThreads) {
@@ -185,10 +205,48 @@ __device__ inline LogitRange load_row(const SampleParams& p, int row_idx, bool k
 
 __device__ inline LogitRange range_of_row(const SampleRow& row) {
   LogitRange range;
-  for (int i = threadIdx.x; i < row.count; i += kSampleThreads) {
-    range.add(row.values[i], row.first_id + i);
-  }
+  for_each_logit(row, [&](float logit, int at) { range.add(logit, row.first_id + at); });
   return range;
+}
+
+// The logit of a token that was seen before.
+__device__ __forceinline__ float penalised(const SlotState& state, uint32_t seen, float logit) {
+  if (seen == 0) return logit;
+  logit = logit > 0 ? logit / state.repetition_penalty : logit * state.repetition_penalty;
+  const uint32_t count = seen & ~kInPrompt;
+  if (count == 0) return logit;
+  const float frequency = __fmul_rn(state.frequency_penalty, static_cast<float>(count));
+  return __fsub_rn(__fsub_rn(logit, frequency), state.presence_penalty);
+}
+
+__device__ inline void penalise_row(const SampleParams& p, int slot, const SlotState& state,
+                                    SampleRow& row) {
+  const uint32_t* counts = p.counts + static_cast<int64_t>(slot) * p.vocab_size + row.first_id;
+  if (p.vocab_size % 4 != 0) {
+    for (int i = threadIdx.x; i < row.count; i += kSampleThreads) {
+      row.values[i] = penalised(state, __ldcg(counts + i), row.values[i]);
+    }
+    return;
+  }
+  constexpr int kLoads = 4;
+  const int num_vectors = row.count / 4;
+  for (int base = threadIdx.x; base < num_vectors; base += kLoads * kSampleThreads) {
+    uint4 seen[kLoads];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int v = base + j * kSampleThreads;
+      seen[j] = v < num_vectors ? __ldcg(reinterpret_cast<const uint4*>(counts) + v) : uint4{};
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      if ((seen[j].x | seen[j].y | seen[j].z | seen[j].w) == 0) continue;
+      float* logits = row.values + 4 * (base + j * kSampleThreads);
+      logits[0] = penalised(state, seen[j].x, logits[0]);
+      logits[1] = penalised(state, seen[j].y, logits[1]);
+      logits[2] = penalised(state, seen[j].z, logits[2]);
+      logits[3] = penalised(state, seen[j].w, logits[3]);
+    }
+  }
 }
 
 // Changes the row in shared memory as the slot says: edits, then penalties.
@@ -210,20 +268,7 @@ __device__ inline void adjust_row(const SampleParams& p, int slot, SampleRow& ro
     __syncthreads();
   }
   if (state.has_penalties == 0) return;
-  const uint32_t* counts = p.counts + static_cast<int64_t>(slot) * p.vocab_size + row.first_id;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < row.count; i += kSampleThreads) {
-    const uint32_t seen = __ldcg(counts + i);
-    if (seen == 0) continue;
-    float logit = row.values[i];
-    logit = logit > 0 ? logit / state.repetition_penalty : logit * state.repetition_penalty;
-    const uint32_t count = seen & ~kInPrompt;
-    if (count > 0) {
-      const float frequency = __fmul_rn(state.frequency_penalty, static_cast<float>(count));
-      logit = __fsub_rn(__fsub_rn(logit, frequency), state.presence_penalty);
-    }
-    row.values[i] = logit;
-  }
+  penalise_row(p, slot, state, row);
   __syncthreads();
 }
 

@@ -6,57 +6,51 @@
 
 namespace medley::cuda {
 
-// The `num_top` best tokens of this block's share, best first, in s.merged.
-__device__ inline void find_top(SampleRow& row, int num_top) {
+// An order that at least `num_top` of the row's tokens have or exceed, and few more as a rule: of
+// the threads' best tokens the num_top-th, in the block where that is highest. 0 where a block has
+// fewer tokens.
+__device__ inline uint32_t top_threshold(SampleRow& row, int num_top) {
   SampleShared& s = row.shared;
-  const int lane = threadIdx.x % kWarpSize;
-  const int warp = threadIdx.x / kWarpSize;
-  const auto best_below = [&](uint64_t limit) {
-    uint64_t best = 0;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < row.count; i += kSampleThreads) {
-      const uint64_t each = standing(row.values[i], row.first_id + i);
-      if (each > best && each < limit) best = each;
-    }
-    return best;
-  };
-  // Each warp takes the best of its threads' tokens, one after the other; 0 once it has no more.
-  uint64_t mine = best_below(~uint64_t{0});
-  for (int j = 0; j < num_top; ++j) {
-    const uint64_t best = warp_reduce(mine, Largest());
-    if (lane == 0) s.list[warp * num_top + j] = best;
-    if (best != 0 && mine == best) mine = best_below(best);
-  }
+  uint32_t best = 0;
+  for_each_logit(row, [&](float logit, int) { best = max(best, order_of(logit)); });
+  s.best_of_thread[threadIdx.x] = best;
   __syncthreads();
-  const int size = kSampleWarps * num_top;
-  const int at = static_cast<int>(threadIdx.x);
-  int better = kListSize;
-  if (at < size) {
-    better = 0;
-    for (int i = 0; i < size; ++i)
-      better += s.list[i] > s.list[at] || (s.list[i] == s.list[at] && i < at);
+  int better = 0;
+#pragma unroll 8
+  for (int i = 0; i < kSampleThreads; ++i) {
+    const uint32_t other = s.best_of_thread[i];
+    better += other > best || (other == best && i < static_cast<int>(threadIdx.x));
   }
-  if (better < num_top) s.merged[better] = s.list[at];
+  if (better == num_top - 1) s.threshold = best;
+  __syncthreads();
+  return static_cast<uint32_t>(cluster_reduce(row, s.threshold, Largest()));
 }
 
 __device__ inline void write_top(const SampleParams& p, int row_idx, int num_top, double log_sum,
                                  SampleRow& row) {
-  SampleShared& s = row.shared;
-  find_top(row, num_top);
-  cluster_sync();
-  if (row.block != 0) return;
-  const int size = kSampleBlocks * num_top;
-  const int at = static_cast<int>(threadIdx.x);
-  if (at < size) s.list[at] = in_block(s.merged, at / num_top)[at % num_top];
-  __syncthreads();
-  if (at >= size || s.list[at] == 0) return;
-  const uint64_t mine = s.list[at];
-  int better = 0;
-  for (int i = 0; i < size; ++i) better += s.list[i] > mine;
-  if (better >= num_top) return;
-  p.top_ids[row_idx * kMaxTopTokens + better] = id_of(mine);
-  p.top_logprobs[row_idx * kMaxTopTokens + better] =
-      static_cast<float>(logit_of_standing(mine) - log_sum);
+  const auto write = [&](int place, uint64_t standing) {
+    const int at = row_idx * kMaxTopTokens + place;
+    p.top_ids[at] = id_of(standing);
+    p.top_logprobs[at] = static_cast<float>(logit_of_standing(standing) - log_sum);
+  };
+  const uint32_t threshold = top_threshold(row, num_top);
+  const InRange range = {threshold == 0 ? -INFINITY : logit_of(threshold), INFINITY};
+  const int size = list_tokens(row, range);
+  if (size <= kListSize) {
+    if (row.block == 0 && threadIdx.x < num_top) write(threadIdx.x, row.shared.merged[threadIdx.x]);
+    return;
+  }
+  // Many tokens as good as the worst wanted: one after the other.
+  uint64_t last = ~uint64_t{0};
+  for (int place = 0; place < num_top; ++place) {
+    uint64_t best = 0;
+    for_each_logit(row, [&](float logit, int at) {
+      const uint64_t each = standing(logit, row.first_id + at);
+      if (each > best && each < last) best = each;
+    });
+    last = cluster_reduce(row, best, Largest());
+    if (row.block == 0 && threadIdx.x == 0) write(place, last);
+  }
 }
 
 // Of `token` and the best `num_top`.
@@ -66,12 +60,10 @@ __device__ __noinline__ void write_logprobs(const SampleParams& p, int row_idx, 
   const float logit = p.logits[static_cast<int64_t>(row_idx) * p.vocab_size + token];
   uint64_t sum = 0;
   uint64_t ahead = 0;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < row.count; i += kSampleThreads) {
-    const float each = row.values[i];
+  for_each_logit(row, [&](float each, int at) {
     sum += weigher(each);
-    ahead += each > logit || (each == logit && row.first_id + i < token);
-  }
+    ahead += each > logit || (each == logit && row.first_id + at < token);
+  });
   sum = cluster_reduce(row, sum, Total());
   ahead = cluster_reduce(row, ahead, Total());
   const double log_sum = best + log(static_cast<double>(sum) * (1.0 / Weigher::kUnit));

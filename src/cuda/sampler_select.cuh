@@ -12,7 +12,7 @@ namespace medley::cuda {
 // of 2^-45. Integers, so that sums do not depend on their order.
 struct Weigher {
   static constexpr double kUnit = 0x1p45;
-  static constexpr float kSpan = 32.0f;  // exp(-32) is less than half a unit
+  static constexpr float kSpan = 31.75f;  // exp(-31.75) is just over half a unit
 
   double inverse_temperature;
   float best_logit;
@@ -24,8 +24,7 @@ struct Weigher {
     return exp((logit - static_cast<double>(best_logit)) * inverse_temperature);
   }
   __device__ uint64_t operator()(float logit) const {
-    if (best_logit - logit > span) return 0;
-    return __double2ull_rn(relative(logit) * kUnit);
+    return best_logit - logit > span ? 0 : __double2ull_rn(relative(logit) * kUnit);
   }
 };
 
@@ -68,6 +67,30 @@ struct DistanceBins {
   }
 };
 
+// The logits of one of those bins.
+struct InDistanceBin {
+  float best;
+  float scale;
+  float first;
+  float end;
+  __device__ InDistanceBin(const DistanceBins& bins, int bin)
+      : best(bins.best),
+        scale(bins.scale),
+        first(static_cast<float>(bin)),
+        end(bin == kBins - 1 ? INFINITY : first + 1.0f) {}
+  __device__ bool operator()(float logit) const {
+    const float place = (best - logit) * scale;
+    return place >= first && place < end;
+  }
+};
+
+// The logits from `low` to `high`.
+struct InRange {
+  float low;
+  float high;
+  __device__ bool operator()(float logit) const { return logit >= low && logit <= high; }
+};
+
 // Called by whole warps; lanes whose weight is 0 add nothing.
 __device__ __forceinline__ void add_to_bin(SampleShared& s, int bin, uint64_t weight) {
   const uint32_t active = __ballot_sync(0xffffffffu, weight > 0);
@@ -81,11 +104,11 @@ __device__ __forceinline__ void add_to_bin(SampleShared& s, int bin, uint64_t we
     count = __popc(active);
   }
   if (weight == 0) return;
-  const auto low = static_cast<uint32_t>(weight);
-  const uint32_t before = atomicAdd(&s.bins.low[bin], low);
-  const uint32_t carry = before + low < before ? 1 : 0;
-  atomicAdd(&s.bins.high[bin], static_cast<uint32_t>(weight >> 32) + carry);
+  constexpr uint32_t kPart = (1u << 15) - 1;
   atomicAdd(&s.bins.counts[bin], count);
+  atomicAdd(&s.bins.low[bin], static_cast<uint32_t>(weight) & kPart);
+  atomicAdd(&s.bins.middle[bin], static_cast<uint32_t>(weight >> 15) & kPart);
+  atomicAdd(&s.bins.high[bin], static_cast<uint32_t>(weight >> 30));
 }
 
 // Turns count and weight of thread i into running sums over the block's threads.
@@ -117,26 +140,31 @@ __device__ inline void scan_bins(SampleShared& s, SampleBin& bin) {
   __syncthreads();
 }
 
-// The cluster's bins of all weighing tokens that `bin_of` places; thread i gets bin i.
+// The cluster's bins of all weighing tokens that `bin_of` places; thread i gets bin i. No block may
+// still read earlier bins of another.
 template <class BinOf>
 __device__ SampleBin fill_bins(SampleRow& row, const Weigher& weigher, const BinOf& bin_of) {
   SampleShared& s = row.shared;
-  cluster_sync();  // nobody reads earlier bins any more
   s.bins.counts[threadIdx.x] = 0;
   s.bins.low[threadIdx.x] = 0;
+  s.bins.middle[threadIdx.x] = 0;
   s.bins.high[threadIdx.x] = 0;
   __syncthreads();
+  // Several exponentials at a time: one is a long chain.
+  constexpr int kTogether = 4;
   const int lane = threadIdx.x % kWarpSize;
-#pragma unroll 1
-  for (int base = threadIdx.x - lane; base < row.count; base += kSampleThreads) {
-    int bin = -1;
-    uint64_t weight = 0;
-    if (base + lane < row.count) {
-      const float logit = row.values[base + lane];
-      bin = bin_of(logit);
-      if (bin >= 0) weight = weigher(logit);
+  for (int base = threadIdx.x - lane; base < row.count; base += kTogether * kSampleThreads) {
+    int bins[kTogether];
+    uint64_t weights[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int at = base + j * kSampleThreads + lane;
+      const float logit = at < row.count ? row.values[at] : -INFINITY;
+      bins[j] = bin_of(logit);
+      weights[j] = bins[j] >= 0 ? weigher(logit) : 0;
     }
-    add_to_bin(s, bin, weight);
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) add_to_bin(s, bins[j], weights[j]);
   }
   cluster_sync();
   SampleBin bin;
@@ -144,7 +172,8 @@ __device__ SampleBin fill_bins(SampleRow& row, const Weigher& weigher, const Bin
   for (int block = 0; block < kSampleBlocks; ++block) {
     const auto* bins = in_block(&s.bins, block);
     bin.count += bins->counts[threadIdx.x];
-    bin.weight += uint64_t{bins->high[threadIdx.x]} << 32 | bins->low[threadIdx.x];
+    bin.weight += (uint64_t{bins->high[threadIdx.x]} << 30) +
+                  (uint64_t{bins->middle[threadIdx.x]} << 15) + bins->low[threadIdx.x];
   }
   scan_bins(s, bin);
   return bin;
@@ -208,57 +237,31 @@ __device__ __noinline__ int32_t nth_equal(SampleRow row, uint32_t order, uint32_
   return token;
 }
 
-// Where the target is reached: the token, and the weight of the ranking up to and with it.
-struct SampleCut {
-  uint64_t weight;
-  int32_t token;
-};
-
-// The place within the tokens of orders [low, high].
-struct SampleSpan {
-  SamplePlace place;
-  uint32_t low;
-  uint32_t high;
-};
-
-// Cuts the span down to one that fits the list, or to one order. Apart, as nth_equal().
-__device__ __noinline__ SampleSpan narrow(SampleRow row, const Weigher& weigher,
-                                          const SampleTarget& target, SampleSpan span) {
-  while (span.place.count > kListSize && span.low < span.high) {
-    const OrderBins bins(span.high, span.low);
-    SampleBin part = fill_bins(row, weigher, bins);
-    part.count_before += span.place.count_before;
-    part.weight_before += span.place.weight_before;
-    span.place = find_place(row.shared, part, target);
-    span.high -= span.place.index * bins.width;
-    if (span.high - span.low >= bins.width) span.low = span.high - (bins.width - 1);
-  }
-  return span;
-}
-
-// The place within a span of at most kListSize tokens.
-__device__ inline SampleCut cut_in_list(SampleRow& row, const Weigher& weigher,
-                                        const SampleTarget& target, const SampleSpan& span) {
+// Lists the tokens that `contains` and returns how many the cluster has. Up to kListSize of them
+// are then in s.merged by falling standing, in each block.
+template <class Contains>
+__device__ inline int list_tokens(SampleRow& row, const Contains& contains) {
   SampleShared& s = row.shared;
-  cluster_sync();  // nobody reads an earlier list any more
-  if (threadIdx.x == 0) s.list_size = 0;
+  const int phase = row.phase;
+  row.phase ^= 1;
+  if (threadIdx.x == 0) s.list_size[phase] = 0;
   __syncthreads();
-#pragma unroll 1
-  for (int i = threadIdx.x; i < row.count; i += kSampleThreads) {
-    const uint32_t order = order_of(row.values[i]);
-    if (order < span.low || order > span.high) continue;
-    s.list[atomicAdd(&s.list_size, 1u)] = standing(row.values[i], row.first_id + i);
-  }
+  for_each_logit(row, [&](float logit, int at) {
+    if (!contains(logit)) return;
+    const uint32_t place = atomicAdd(&s.list_size[phase], 1u);
+    if (place < kListSize) s.list[phase][place] = standing(logit, row.first_id + at);
+  });
   cluster_sync();
   uint64_t mine = 0;
   int size = 0;
 #pragma unroll 1
   for (int block = 0; block < kSampleBlocks; ++block) {
     const int at = static_cast<int>(threadIdx.x) - size;
-    const int block_size = static_cast<int>(*in_block(&s.list_size, block));
-    if (at >= 0 && at < block_size) mine = in_block(s.list, block)[at];
+    const int block_size = static_cast<int>(*in_block(&s.list_size[phase], block));
+    if (at >= 0 && at < min(block_size, kListSize)) mine = in_block(s.list[phase], block)[at];
     size += block_size;
   }
+  if (size > kListSize) return size;
   s.merged[threadIdx.x] = mine;
   __syncthreads();
   int better = 0;
@@ -267,17 +270,75 @@ __device__ inline SampleCut cut_in_list(SampleRow& row, const Weigher& weigher,
   __syncthreads();
   if (static_cast<int>(threadIdx.x) < size) s.merged[better] = mine;
   __syncthreads();
+  return size;
+}
+
+// Where the target is reached: the token, and the weight of the ranking up to and with it.
+struct SampleCut {
+  uint64_t weight;
+  int32_t token;
+};
+
+// The place within the at most kListSize tokens that `contains`, all of which weigh something or
+// come last.
+template <class Contains>
+__device__ inline SampleCut cut_in_list(SampleRow& row, const Weigher& weigher,
+                                        const SampleTarget& target, const SamplePlace& place,
+                                        const Contains& contains) {
+  SampleShared& s = row.shared;
+  const int size = list_tokens(row, contains);
   SampleBin each;
   if (static_cast<int>(threadIdx.x) < size) {
-    mine = s.merged[threadIdx.x];
-    each.count = 1;
-    each.weight = weigher(logit_of_standing(mine));
+    each.weight = weigher(logit_of_standing(s.merged[threadIdx.x]));
+    each.count = each.weight > 0 ? 1 : 0;
   }
   scan_bins(s, each);
-  each.count_before += span.place.count_before;
-  each.weight_before += span.place.weight_before;
+  each.count_before += place.count_before;
+  each.weight_before += place.weight_before;
   const SamplePlace found = find_place(s, each, target);
   return {.weight = found.weight, .token = id_of(s.merged[found.index])};
+}
+
+// The same for a bin of any number of tokens: cut down to few enough, or to equal ones. Apart, as
+// nth_equal().
+__device__ __noinline__ SampleCut cut_in_bin(SampleRow row, const Weigher& weigher,
+                                             const SampleTarget& target, SamplePlace place,
+                                             const InDistanceBin& contains) {
+  uint64_t ends = 0;  // the highest order of the bin, the lowest inverted
+  for_each_logit(row, [&](float logit, int) {
+    if (!contains(logit) || weigher(logit) == 0) return;
+    const uint32_t order = order_of(logit);
+    ends = LargestHalves()(ends, uint64_t{order} << 32 | ~order);
+  });
+  ends = cluster_reduce(row, ends, LargestHalves());
+  auto high = static_cast<uint32_t>(ends >> 32);
+  uint32_t low = ~static_cast<uint32_t>(ends);
+  while (place.count > kListSize && low < high) {
+    const OrderBins bins(high, low);
+    SampleBin part = fill_bins(row, weigher, bins);
+    part.count_before += place.count_before;
+    part.weight_before += place.weight_before;
+    place = find_place(row.shared, part, target);
+    high -= place.index * bins.width;
+    if (high - low >= bins.width) low = high - (bins.width - 1);
+    cluster_sync();  // all have read these bins
+  }
+  if (place.count <= kListSize) {
+    const InRange range = {logit_of(low), logit_of(high)};
+    const SampleCut cut = cut_in_list(row, weigher, target, place, range);
+    cluster_sync();  // all have read this list, whose phase the caller does not know
+    return cut;
+  }
+  // Equal logits only: as many as do not reach the target, and one more.
+  const uint64_t weight = weigher(logit_of(low));
+  uint32_t skip = 0;
+  for (uint32_t bit = kMaxSampledVocab / 2; bit > 0; bit /= 2) {
+    const bool reached = target.by_count
+                             ? place.count_before + skip + bit >= target.value
+                             : place.weight_before + (skip + bit) * weight >= target.value;
+    if (!reached) skip += bit;
+  }
+  return {.weight = place.weight_before + (skip + 1) * weight, .token = nth_equal(row, low, skip)};
 }
 
 // `bin` and `bin_of` are those of the whole row.
@@ -285,43 +346,22 @@ __device__ inline SampleCut find_cut(SampleRow& row, const Weigher& weigher,
                                      const DistanceBins& bin_of, const SampleBin& bin,
                                      const SampleTarget& target) {
   const SamplePlace place = find_place(row.shared, bin, target);
-  uint64_t ends = 0;  // highest order of the bin, lowest order inverted
-#pragma unroll 1
-  for (int i = threadIdx.x; i < row.count; i += kSampleThreads) {
-    const float logit = row.values[i];
-    if (bin_of(logit) != place.index || weigher(logit) == 0) continue;
-    const uint32_t order = order_of(logit);
-    ends = LargestHalves()(ends, uint64_t{order} << 32 | ~order);
+  const InDistanceBin contains(bin_of, place.index);
+  // The last bin may hold any number of tokens without weight beside.
+  if (place.count > kListSize || place.index == kBins - 1) {
+    return cut_in_bin(row, weigher, target, place, contains);
   }
-  ends = cluster_reduce(row, ends, LargestHalves());
-  SampleSpan span = {.place = place,
-                     .low = ~static_cast<uint32_t>(ends),
-                     .high = static_cast<uint32_t>(ends >> 32)};
-  if (place.count > kListSize) span = narrow(row, weigher, target, span);
-  if (span.place.count <= kListSize) return cut_in_list(row, weigher, target, span);
-  // Equal logits only: as many as do not reach the target, and one more.
-  const uint64_t weight = weigher(logit_of(span.low));
-  uint32_t skip = 0;
-  for (uint32_t bit = kMaxSampledVocab / 2; bit > 0; bit /= 2) {
-    const bool reached = target.by_count
-                             ? span.place.count_before + skip + bit >= target.value
-                             : span.place.weight_before + (skip + bit) * weight >= target.value;
-    if (!reached) skip += bit;
-  }
-  return {.weight = span.place.weight_before + (skip + 1) * weight,
-          .token = nth_equal(row, span.low, skip)};
+  return cut_in_list(row, weigher, target, place, contains);
 }
 
 // The weight of the tokens that min_p leaves, by themselves.
 __device__ inline uint64_t weight_above(SampleRow& row, const Weigher& weigher, float min_p) {
   uint64_t sum = 0;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < row.count; i += kSampleThreads) {
-    const float logit = row.values[i];
-    if (weigher.best_logit - logit > weigher.span) continue;
+  for_each_logit(row, [&](float logit, int) {
+    if (weigher.best_logit - logit > weigher.span) return;
     const double weight = weigher.relative(logit);
     if (weight >= min_p) sum += __double2ull_rn(weight * Weigher::kUnit);
-  }
+  });
   sum = cluster_reduce(row, sum, Total());
   const auto best = static_cast<uint64_t>(Weigher::kUnit);
   return sum > best ? sum : best;  // the best token stays
