@@ -136,7 +136,7 @@ struct DeviceMemory {
 struct PackingTimes {
   double read_s = 0.0;    // copying from the checkpoint's memory, page faults included
   double upload_s = 0.0;  // waiting for the device to take and pack what was read
-  double pack_s = 0.0;    // of that, kernels
+  double pack_s = 0.0;    // kernels, which run beside both
 };
 
 // A device. Plans and packs are made at start-up (or by adapter loaders); only ops' run(),
