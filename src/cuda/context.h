@@ -30,7 +30,8 @@ inline constexpr int kShrinkStride = 3 * kMaxRank;
 inline constexpr int kMaxSamplerSlots = 4096;
 
 Result<std::unique_ptr<AddNorm>> plan_add_norm(const AddNormDesc& desc);
-Result<std::unique_ptr<AddNormRoute>> plan_add_norm_route(const AddNormRouteDesc& desc);
+Result<std::unique_ptr<AddNormRoute>> plan_add_norm_route(Context& context,
+                                                          const AddNormRouteDesc& desc);
 Result<std::unique_ptr<MoeGateUp>> plan_moe_gate_up(Context& context, const MoeGateUpDesc& desc);
 Result<std::unique_ptr<MoeDown>> plan_moe_down(Context& context, const MoeDownDesc& desc);
 Result<std::unique_ptr<Linear>> plan_linear(Context& context, const LinearDesc& desc);

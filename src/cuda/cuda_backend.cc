@@ -136,7 +136,7 @@ class CudaBackend : public Backend {
     return plan_attention(context_, desc);
   }
   Result<std::unique_ptr<AddNormRoute>> plan(const AddNormRouteDesc& desc) override {
-    return plan_add_norm_route(desc);
+    return plan_add_norm_route(context_, desc);
   }
   Result<std::unique_ptr<MoeGateUp>> plan(const MoeGateUpDesc& desc) override {
     return plan_moe_gate_up(context_, desc);

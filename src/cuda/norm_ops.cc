@@ -4,6 +4,7 @@
 #include "cuda/context.h"
 #include "cuda/packed_weights.h"
 #include "cuda/route.h"
+#include "cuda/route_many.h"
 #include "cuda/routing.h"
 #include "cuda/step.h"
 
@@ -56,7 +57,8 @@ class CudaAddNorm : public AddNorm {
 
 class CudaAddNormRoute : public AddNormRoute {
  public:
-  explicit CudaAddNormRoute(const AddNormRouteDesc& desc) : desc_(desc) {}
+  CudaAddNormRoute(Context& context, const AddNormRouteDesc& desc)
+      : context_(context), desc_(desc) {}
   void run(const AddNormRouteArgs& args, const Step& step, Stream& stream) override {
     const auto& cuda_step = static_cast<const CudaStep&>(step);
     const auto& router = static_cast<const CudaMatrices&>(*args.router);
@@ -74,13 +76,25 @@ class CudaAddNormRoute : public AddNormRoute {
         .layout = router.layout,
         .num_experts = moe.num_experts,
         .experts_per_token = moe.experts_per_token,
-        .weights = of_all ? RouteWeights::kSoftmaxOfAll : RouteWeights::kSoftmaxOfChosen};
+        .weights = of_all ? RouteWeights::kSoftmaxOfAll : RouteWeights::kSoftmaxOfChosen,
+        .lora = desc_.lora && cuda_step.has_lora() ? context_.lora.entries(*desc_.lora) : nullptr};
     const int rows = std::max(1, cuda_step.launch_rows());
-    launch_add_norm_route(row_delta(desc_.add_norm.delta), select_route(desc_, rows).value(),
-                          params, rows, cuda_stream(stream));
+    const RouteConfig config = select_route(desc_, rows).value();
+    launch_add_norm_route(row_delta(desc_.add_norm.delta), config, params, rows,
+                          cuda_stream(stream));
+    if (!config.groups_apart) return;
+    launch_group_many({.routing = params.routing,
+                       .num_rows = cuda_step.device().num_rows,
+                       .row_by_slot = cuda_step.device().rows.row_of_pair,
+                       .adapter_of_row = params.adapter_of_row,
+                       .keys = routing.keys(),
+                       .num_experts = moe.num_experts,
+                       .experts_per_token = moe.experts_per_token},
+                      cuda_stream(stream));
   }
 
  private:
+  Context& context_;
   AddNormRouteDesc desc_;
 };
 
@@ -91,10 +105,14 @@ Result<std::unique_ptr<AddNorm>> plan_add_norm(const AddNormDesc& desc) {
   return std::unique_ptr<AddNorm>(std::make_unique<CudaAddNorm>(desc, config));
 }
 
-Result<std::unique_ptr<AddNormRoute>> plan_add_norm_route(const AddNormRouteDesc& desc) {
-  if (desc.lora) return unsupported("LoRA of the router is not implemented on CUDA");
+Result<std::unique_ptr<AddNormRoute>> plan_add_norm_route(Context& context,
+                                                          const AddNormRouteDesc& desc) {
   MEDLEY_TRY(select_route(desc, /*max_rows=*/1));
-  return std::unique_ptr<AddNormRoute>(std::make_unique<CudaAddNormRoute>(desc));
+  if (desc.lora) {
+    context.lora.announce(
+        *desc.lora, {.in_size = desc.add_norm.hidden_size, .part_rows = {desc.moe.num_experts}});
+  }
+  return std::unique_ptr<AddNormRoute>(std::make_unique<CudaAddNormRoute>(context, desc));
 }
 
 }  // namespace medley::cuda

@@ -12,13 +12,13 @@ namespace {
 // Bytes of the grouping's shared arrays (route_group.cuh), which reuse the row's.
 constexpr size_t kGroupBytes =
     sizeof(uint32_t) * (2 * kMaxRoutedPairs + kMaxRoutedExperts + 3 * kMaxRoutedPairs / 32);
-constexpr size_t kDefaultSharedLimit = size_t{48} * 1024;
+constexpr size_t kSharedLimit = size_t{160} * 1024;
 
 }  // namespace
 
 std::string RouteConfig::to_string() const {
-  return fmt::format("route(cluster={}, threads={}, splits={}, shared={})", cluster, num_threads,
-                     num_splits, shared_bytes);
+  return fmt::format("route(cluster={}, threads={}, splits={}, shared={}{})", cluster, num_threads,
+                     num_splits, shared_bytes, groups_apart ? ", groups apart" : "");
 }
 
 Result<RouteConfig> select_route(const AddNormRouteDesc& desc, int max_rows) {
@@ -29,11 +29,8 @@ Result<RouteConfig> select_route(const AddNormRouteDesc& desc, int max_rows) {
         "router on CUDA: up to {} experts and {} a token, found {} and {}", kMaxRoutedExperts,
         kMaxRoutedExperts / 8, moe.num_experts, moe.experts_per_token));
   }
-  if (max_rows * moe.experts_per_token > kMaxRoutedPairs) {
-    return unsupported(fmt::format("router on CUDA: up to {} (row, expert) pairs, found {}",
-                                   kMaxRoutedPairs, max_rows * moe.experts_per_token));
-  }
   RouteConfig config;
+  config.groups_apart = max_rows * moe.experts_per_token > kMaxRoutedPairs;
   config.cluster = max_rows <= 16 ? 8 : max_rows <= 32 ? 4 : 2;
   config.num_threads = row.num_threads;
   const int octets = (moe.num_experts + 7) / 8;
@@ -44,7 +41,7 @@ Result<RouteConfig> select_route(const AddNormRouteDesc& desc, int max_rows) {
   config.shared_bytes =
       std::max(kGroupBytes, 2 * padded_row + static_cast<size_t>(config.num_splits) *
                                                  moe.num_experts * sizeof(float));
-  if (config.shared_bytes > kDefaultSharedLimit) {
+  if (config.shared_bytes > kSharedLimit) {
     return unsupported(fmt::format("router on CUDA: hidden size {} needs {} bytes of shared memory",
                                    desc.add_norm.hidden_size, config.shared_bytes));
   }

@@ -2,7 +2,9 @@
 
 #include "cuda/add_norm.cuh"
 #include "cuda/launch.h"
+#include "cuda/route_dot.cuh"
 #include "cuda/route_group.cuh"
+#include "cuda/route_lora.cuh"
 
 namespace medley::cuda {
 namespace {
@@ -34,17 +36,6 @@ struct RouterItem {
 
 // Blocks of a warp's first item that are read before the wait.
 constexpr int kEarlyBlocks = 4;
-
-__device__ __forceinline__ float dot_bf16x8(uint4 w, const float* x, float sum) {
-  const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = unpack_bf16x2(words[i]);
-    sum += pair.x * x[2 * i];
-    sum += pair.y * x[2 * i + 1];
-  }
-  return sum;
-}
 
 // partial[split][expert] = the split's share of the dot product of a router row with the row in
 // shared memory, for all items of this block; `partial` is in the cluster's first block.
@@ -195,6 +186,12 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 1)
     }
   }
   const int num_rows = *p.norm.num_rows;
+  int lora_slot = -1;
+  int lora_rank = 0;
+  if (p.lora != nullptr && row < num_rows) {
+    lora_slot = p.adapter_of_row[row];
+    if (lora_slot >= 0) lora_rank = p.lora[lora_slot].rank;
+  }
   wait_for_predecessor();
   launch_dependents();
   if (row >= num_rows) {
@@ -219,11 +216,13 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 1)
   cluster_wait();
   if (rank != 0) return;
 
+  if (lora_rank > 0) add_lora_logits(p, p.lora[lora_slot], route_shared, bias);
   if (threadIdx.x < kWarpSize) {
     choose_experts(p, config.num_splits, partial, bias, row);
     __syncwarp();
     if (threadIdx.x == 0) {
-      last_row = num_rows == 1 || arrive_last(p.routing.arrivals, num_rows);
+      last_row =
+          !config.groups_apart && (num_rows == 1 || arrive_last(p.routing.arrivals, num_rows));
       if (last_row && num_rows > 1) *p.routing.arrivals = 0;
     }
   }
@@ -238,6 +237,15 @@ void launch_add_norm_route(RowDelta delta, const RouteConfig& config, const Rout
                              .block = dim3(config.num_threads),
                              .cluster = config.cluster,
                              .shared_bytes = config.shared_bytes};
+  static const bool allowed = [] {
+    for (const auto kernel :
+         {add_norm_route_kernel<RowDelta::kNone>, add_norm_route_kernel<RowDelta::kDense>,
+          add_norm_route_kernel<RowDelta::kRouted>}) {
+      allow_all_shared_memory(reinterpret_cast<const void*>(kernel));
+    }
+    return true;
+  }();
+  static_cast<void>(allowed);
   switch (delta) {
     case RowDelta::kNone:
       return launch(add_norm_route_kernel<RowDelta::kNone>, shape, stream, params, config);

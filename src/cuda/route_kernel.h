@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cuda/add_norm_kernel.h"
+#include "cuda/lora_entry.h"
 #include "cuda/matrix_layout.h"
 
 namespace medley::cuda {
@@ -24,6 +25,7 @@ struct RouteParams {
   int num_experts = 0;
   int experts_per_token = 0;
   RouteWeights weights = RouteWeights::kSoftmaxOfChosen;
+  const LoraEntry* lora = nullptr;  // (slots) of the router; null: the step has no adapters
 };
 
 // A cluster of blocks per row shares the router's rows.
@@ -32,6 +34,7 @@ struct RouteConfig {
   int num_threads = 0;
   int num_splits = 0;  // of the hidden size, among warps
   size_t shared_bytes = 0;
+  bool groups_apart = false;  // more than kMaxRoutedPairs pairs are group_many's (route_many.h)
   std::string to_string() const;
 };
 

@@ -22,10 +22,12 @@ RoutingView carve(Carver& carver, int max_pairs) {
 CudaRouting::CudaRouting(int max_pairs) : max_pairs_(max_pairs) {
   Carver counter(nullptr);
   carve(counter, max_pairs);
+  counter.take<uint32_t>(max_pairs);
   buffer_ = DeviceBuffer::allocate(counter.num_bytes()).value();
   buffer_.fill_zero();
   Carver placer(buffer_.as<std::byte>());
   view_ = carve(placer, max_pairs);
+  keys_ = placer.take<uint32_t>(max_pairs);
 }
 
 }  // namespace medley::cuda

@@ -12,9 +12,11 @@ class CudaRouting : public Routing {
   explicit CudaRouting(int max_pairs);
   const RoutingView& view() const { return view_; }
   int max_pairs() const { return max_pairs_; }
+  uint32_t* keys() const { return keys_; }  // (pairs) what the grouping of many pairs needs
 
  private:
   DeviceBuffer buffer_;
+  uint32_t* keys_ = nullptr;
   RoutingView view_;
   int max_pairs_;
 };

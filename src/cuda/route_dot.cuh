@@ -1,0 +1,19 @@
+#pragma once
+
+#include "cuda/primitives.cuh"
+
+namespace medley::cuda {
+
+// `sum` and the product of eight bfloat16 weights with eight values.
+__device__ __forceinline__ float dot_bf16x8(uint4 w, const float* x, float sum) {
+  const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_bf16x2(words[i]);
+    sum += pair.x * x[2 * i];
+    sum += pair.y * x[2 * i + 1];
+  }
+  return sum;
+}
+
+}  // namespace medley::cuda
