@@ -9,7 +9,7 @@ namespace medley {
 // kUnavailable where there is no device of compute capability 9.0, with what was found.
 //
 // Activations are bfloat16. Implemented: add_norm, add_norm_route, moe_gate_up, moe_down, linear
-// and lm_head for few rows, with LoRA; qk_norm_rope_append and attention; the rest of the interface
+// and lm_head, with LoRA; qk_norm_rope_append, attention and sample; the rest of the interface
 // answers kUnsupported.
 Result<std::unique_ptr<Backend>> make_cuda_backend();
 
