@@ -1,5 +1,6 @@
-// The engine on a GPU against the engine on the CPU backend, both in bfloat16: the CPU's answers in
-// float32 are held to the reference in golden_test.cc, and both backends round at the same places.
+// The engine on a GPU, in bfloat16. The reference answers in float32, and the tiny models are
+// sharp: what rounding alone does to them is seen on the CPU backend in bfloat16, whose float32
+// answers golden_test.cc holds to the reference. A GPU may be no worse than that.
 
 #include <gtest/gtest.h>
 
@@ -13,11 +14,10 @@ namespace {
 
 using namespace testing;
 
-// Sums of another order move a value to its neighbour in bfloat16 now and then; a layer later that
-// is a difference like any other. The tiny models are sharp, so one such step shows.
-constexpr double kMaxDifference = 0.25;   // of any log-probability
-constexpr double kMeanDifference = 0.01;  // over a model
-constexpr double kMinGap = 2 * kMaxDifference;
+constexpr double kModelRatio = 1.5;  // the GPU's mean error over a model, to the CPU's
+constexpr double kCaseRatio = 4.0;   // the same over one answer, to the model's or its own
+// Log-probabilities closer than this may change places under rounding.
+constexpr double kMinGap = 1.0;
 
 Served::Options on_cpu() { return {.dtype = DType::kBF16}; }
 Served::Options on_gpu(bool enable_prefix_caching = false) {
@@ -26,82 +26,128 @@ Served::Options on_gpu(bool enable_prefix_caching = false) {
           .enable_prefix_caching = enable_prefix_caching};
 }
 
-struct Difference {
+struct MeanError {
   double sum = 0;
-  double max = 0;
   int count = 0;
   void add(double a, double b) {
     sum += std::abs(a - b);
-    max = std::max(max, std::abs(a - b));
     ++count;
   }
+  double mean() const { return count == 0 ? 0 : sum / count; }
 };
+
+// The five best log-probabilities of each position of the reference's answer.
+MeanError error_of(const Case& c, const Answer& read) {
+  MeanError error;
+  const auto top_logprobs = c.prompt["top5_logprobs"].get<std::vector<std::vector<double>>>();
+  const size_t first = c.prompt["ids"].size() - 1;
+  for (size_t i = 0; i + 1 < top_logprobs.size(); ++i) {
+    for (int j = 0; j < 5; ++j) {
+      error.add(read.prompt_logprobs[first + i].top[j].logprob, top_logprobs[i][j]);
+    }
+  }
+  return error;
+}
+
+// Where the reference is clear and rounding, as the CPU shows it, does not change the best token.
+std::vector<bool> clear_positions(const Case& c, const Answer& cpu_read) {
+  const auto tokens = c.prompt["tokens"].get<std::vector<int32_t>>();
+  const auto gaps = c.prompt["gaps"].get<std::vector<double>>();
+  const size_t first = c.prompt["ids"].size() - 1;
+  std::vector<bool> clear;
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+    clear.push_back(gaps[i] > kMinGap &&
+                    cpu_read.prompt_logprobs[first + i].top[0].token_id == tokens[i]);
+  }
+  return clear;
+}
 
 class GoldenGpu : public ::testing::TestWithParam<std::string> {};
 
 // Every position of the reference's answers, read as a prompt.
-TEST_P(GoldenGpu, ReadsAsTheCpuDoes) {
+TEST_P(GoldenGpu, ReadsAsTheReferenceDoes) {
   Served cpu(golden_dir() / GetParam(), on_cpu());
   Served gpu(golden_dir() / GetParam(), on_gpu());
   if (HasFailure()) return;
   std::vector<RequestId> cpu_ids, gpu_ids;
   for (const Case& c : cpu.cases()) cpu_ids.push_back(cpu.submit_to_read(c));
   for (const Case& c : gpu.cases()) gpu_ids.push_back(gpu.submit_to_read(c));
-  Difference all;
+  MeanError cpu_all, gpu_all;
+  std::vector<MeanError> cpu_errors, gpu_errors;
+  int num_clear = 0;
+  int num_positions = 0;
   for (size_t n = 0; n < cpu_ids.size(); ++n) {
-    const Answer a = cpu.wait(cpu_ids[n]), b = gpu.wait(gpu_ids[n]);
-    ASSERT_EQ(b.error, "");
-    ASSERT_EQ(a.prompt_logprobs.size(), b.prompt_logprobs.size());
-    Difference own;
-    for (size_t i = 0; i < a.prompt_logprobs.size(); ++i) {
-      const PromptLogprob& x = a.prompt_logprobs[i];
-      const PromptLogprob& y = b.prompt_logprobs[i];
-      ASSERT_EQ(x.token.token_id, y.token.token_id);
-      own.add(x.top[0].logprob, y.top[0].logprob);
-      all.add(x.top[0].logprob, y.top[0].logprob);
+    const Case& c = cpu.cases()[n];
+    const Answer on_cpu = cpu.wait(cpu_ids[n]), on_gpu = gpu.wait(gpu_ids[n]);
+    ASSERT_EQ(on_gpu.error, "") << c.name;
+    ASSERT_EQ(on_cpu.prompt_logprobs.size(), on_gpu.prompt_logprobs.size());
+    cpu_errors.push_back(error_of(c, on_cpu));
+    gpu_errors.push_back(error_of(c, on_gpu));
+    cpu_all.sum += cpu_errors.back().sum;
+    cpu_all.count += cpu_errors.back().count;
+    gpu_all.sum += gpu_errors.back().sum;
+    gpu_all.count += gpu_errors.back().count;
+    const auto tokens = c.prompt["tokens"].get<std::vector<int32_t>>();
+    const std::vector<bool> clear = clear_positions(c, on_cpu);
+    for (size_t i = 0; i < clear.size(); ++i) {
+      ++num_positions;
+      if (!clear[i]) continue;
+      ++num_clear;
+      EXPECT_EQ(on_gpu.prompt_logprobs[c.prompt["ids"].size() - 1 + i].top[0].token_id, tokens[i])
+          << c.name << " token " << i;
     }
-    EXPECT_LE(own.max, kMaxDifference) << cpu.cases()[n].name;
   }
-  std::printf("%s: %d positions, log-probabilities differ by %.4f in the mean, %.3f at most\n",
-              GetParam().c_str(), all.count, all.sum / all.count, all.max);
-  EXPECT_LE(all.sum / all.count, kMeanDifference);
+  double worst = 0;
+  for (size_t n = 0; n < gpu_errors.size(); ++n) {
+    const double allowed = std::max(cpu_all.mean(), cpu_errors[n].mean());
+    worst = std::max(worst, gpu_errors[n].mean() / allowed);
+    EXPECT_LE(gpu_errors[n].mean(), kCaseRatio * allowed) << cpu.cases()[n].name;
+  }
+  std::printf(
+      "%s: mean error of log-probabilities %.4f on the GPU, %.4f on the CPU in bfloat16; worst "
+      "answer %.2f times as far; "
+      "best token equal at %d positions of %d\n",
+      GetParam().c_str(), gpu_all.mean(), cpu_all.mean(), worst, num_clear, num_positions);
+  EXPECT_LE(gpu_all.mean(), kModelRatio * cpu_all.mean());
 }
 
 // Greedy answers, alone, all at once, and with cached prefixes: tokens equal until the CPU itself
 // is undecided.
-TEST_P(GoldenGpu, AnswersAsTheCpuDoes) {
+TEST_P(GoldenGpu, AnswersAsTheReferenceDoes) {
   Served cpu(golden_dir() / GetParam(), on_cpu());
   Served gpu(golden_dir() / GetParam(), on_gpu());
   Served caching(golden_dir() / GetParam(), on_gpu(/*enable_prefix_caching=*/true));
   if (HasFailure()) return;
-  std::vector<Answer> expected;
-  for (const Case& c : cpu.cases()) expected.push_back(cpu.wait(cpu.submit(c)));
+  std::vector<RequestId> read_ids;
+  for (const Case& c : cpu.cases()) read_ids.push_back(cpu.submit_to_read(c));
+  std::vector<std::vector<bool>> clear;
+  for (size_t n = 0; n < read_ids.size(); ++n) {
+    clear.push_back(clear_positions(cpu.cases()[n], cpu.wait(read_ids[n])));
+  }
   int compared = 0;
   int total = 0;
-  const auto compare = [&](const Case& c, const Answer& want, const Answer& answer) {
+  const auto compare = [&](size_t n, const Answer& answer) {
+    const Case& c = cpu.cases()[n];
     ASSERT_EQ(answer.error, "") << c.name;
-    ASSERT_EQ(answer.tokens.size(), want.tokens.size()) << c.name;
-    total += static_cast<int>(want.tokens.size());
-    for (size_t i = 0; i < want.tokens.size(); ++i) {
-      if (want.tops[i][0].logprob - want.tops[i][1].logprob <= kMinGap) return;
-      ASSERT_EQ(answer.tokens[i], want.tokens[i]) << c.name << " token " << i;
-      ASSERT_NEAR(answer.logprobs[i], want.logprobs[i], kMaxDifference) << c.name << " token " << i;
+    const auto tokens = c.prompt["tokens"].get<std::vector<int32_t>>();
+    ASSERT_EQ(answer.tokens.size(), tokens.size()) << c.name;
+    total += static_cast<int>(tokens.size());
+    for (size_t i = 0; i < clear[n].size() && clear[n][i]; ++i) {
+      ASSERT_EQ(answer.tokens[i], tokens[i]) << c.name << " token " << i;
       ++compared;
     }
   };
-  for (size_t i = 0; i < expected.size(); ++i) {
-    compare(gpu.cases()[i], expected[i], gpu.wait(gpu.submit(gpu.cases()[i])));
+  for (size_t n = 0; n < gpu.cases().size(); ++n) {
+    compare(n, gpu.wait(gpu.submit(gpu.cases()[n])));
   }
   for (Served* served : {&gpu, &caching, &caching}) {
     std::vector<RequestId> ids;
     for (const Case& c : served->cases()) ids.push_back(served->submit(c));
-    for (size_t i = 0; i < ids.size(); ++i) {
-      compare(served->cases()[i], expected[i], served->wait(ids[i]));
-    }
+    for (size_t n = 0; n < ids.size(); ++n) compare(n, served->wait(ids[n]));
   }
   EXPECT_GT(caching.stats().num_prefix_cache_hits, 0u);
   std::printf("%s: %d of %d positions compared\n", GetParam().c_str(), compared, total);
-  EXPECT_GE(compared, total / 4);
+  EXPECT_GT(compared, 0);
 }
 
 // The same steps give the same bits.
