@@ -6,8 +6,9 @@ namespace medley::cuda {
 template <RowDelta kDelta>
 __global__ void add_norm_kernel(const AddNormParams p) {
   extern __shared__ float row_values[];
-  wait_for_predecessor();
+  // At once: whatever follows reads only weights and step inputs before its own wait.
   launch_dependents();
+  wait_for_predecessor();
   const int row = blockIdx.x;
   if (row >= *p.num_rows) return;
   const float inverse_rms = add_row<kDelta>(p, row, row_values);

@@ -14,6 +14,7 @@ struct Context {
   size_t shared_limit = 0;  // dynamic shared memory of a block of expert_gemm
   LoraTable lora;
   DeviceBuffer shrink_out;          // (pairs, kShrinkStride) bfloat16
+  DeviceBuffer mlp_inner;           // (max_rows, I) bfloat16: between dense_mlp's two products
   DeviceBuffer last_token_of_slot;  // (kMaxSamplerSlots) int32: what each sampler slot sampled last
   StepDesc step;                    // the largest so far
   std::vector<std::unique_ptr<StepPlanner>> planners;
@@ -29,6 +30,7 @@ struct Context {
 inline constexpr int kShrinkStride = 3 * kMaxRank;
 inline constexpr int kMaxSamplerSlots = 4096;
 
+Result<std::unique_ptr<Embed>> plan_embed(Context& context, const EmbedDesc& desc);
 Result<std::unique_ptr<AddNorm>> plan_add_norm(const AddNormDesc& desc);
 Result<std::unique_ptr<AddNormRoute>> plan_add_norm_route(Context& context,
                                                           const AddNormRouteDesc& desc);
@@ -38,6 +40,7 @@ Result<std::unique_ptr<Linear>> plan_linear(Context& context, const LinearDesc& 
 Result<std::unique_ptr<QkNormRopeAppend>> plan_qk_norm_rope(Context& context,
                                                             const QkNormRopeAppendDesc& desc);
 Result<std::unique_ptr<Attention>> plan_attention(Context& context, const AttentionDesc& desc);
+Result<std::unique_ptr<DenseMlp>> plan_dense_mlp(Context& context, const DenseMlpDesc& desc);
 Result<std::unique_ptr<LmHead>> plan_lm_head(Context& context, const LmHeadDesc& desc);
 
 }  // namespace medley::cuda

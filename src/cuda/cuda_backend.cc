@@ -21,10 +21,6 @@ namespace {
 // Static shared memory of expert_gemm, and what the driver keeps of a block's share.
 constexpr size_t kReservedShared = 2048;
 
-Error not_yet(const char* op) {
-  return unsupported(fmt::format("{} is not implemented on CUDA", op));
-}
-
 class CudaBackend : public Backend {
  public:
   static Result<std::unique_ptr<Backend>> make() {
@@ -122,7 +118,9 @@ class CudaBackend : public Backend {
     context_.lora.clear(slot, cuda_stream(stream));
   }
 
-  Result<std::unique_ptr<Embed>> plan(const EmbedDesc&) override { return not_yet("embed"); }
+  Result<std::unique_ptr<Embed>> plan(const EmbedDesc& desc) override {
+    return plan_embed(context_, desc);
+  }
   Result<std::unique_ptr<AddNorm>> plan(const AddNormDesc& desc) override {
     return plan_add_norm(desc);
   }
@@ -144,8 +142,8 @@ class CudaBackend : public Backend {
   Result<std::unique_ptr<MoeDown>> plan(const MoeDownDesc& desc) override {
     return plan_moe_down(context_, desc);
   }
-  Result<std::unique_ptr<DenseMlp>> plan(const DenseMlpDesc&) override {
-    return not_yet("dense_mlp");
+  Result<std::unique_ptr<DenseMlp>> plan(const DenseMlpDesc& desc) override {
+    return plan_dense_mlp(context_, desc);
   }
   Result<std::unique_ptr<LmHead>> plan(const LmHeadDesc& desc) override {
     return plan_lm_head(context_, desc);

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "cuda/dense_job.h"
 #include "cuda/gemm_job.h"
 #include "cuda/step.h"
 
@@ -19,24 +20,20 @@ class CudaLinear : public Linear {
 
   void run(const LinearArgs& args, const Step& step, Stream& stream) override {
     const auto& cuda_step = static_cast<const CudaStep&>(step);
-    ExpertGemmParams params = make_params(static_cast<const CudaMatrices&>(*args.weight), layout_,
-                                          cuda_step.device().rows, args.x, args.out.data);
+    DenseGemmParams params = dense_params(static_cast<const CudaMatrices&>(*args.weight), layout_,
+                                          cuda_step.device().rows, args.x.data, args.out.data);
     if (desc_.lora) params.lora = context_.lora.entries(*desc_.lora);
     int end = 0;
     for (size_t part = 0; part + 1 < desc_.out_sizes.size(); ++part) {
       end += desc_.out_sizes[part] / kUnitRows;
       params.part_end[part] = end;
     }
-    // Rows are grouped on the host, before any kernel of the step.
-    params.routed_before_predecessor = true;
-    run_gemm(context_,
-             {.role = GemmRole::kDense,
-              .params = params,
-              .x_by_row = true,
-              .max_pairs = cuda_step.launch_rows(),
-              .max_tile_rows = cuda_step.launch_rows(),
-              .lora = cuda_step.has_lora()},
-             stream);
+    run_dense(context_,
+              {.role = DenseRole::kRows,
+               .params = params,
+               .max_rows = cuda_step.launch_rows(),
+               .lora = cuda_step.has_lora()},
+              stream);
   }
 
  private:
@@ -54,19 +51,17 @@ class CudaLmHead : public LmHead {
 
   void run(const LmHeadArgs& args, const Step& step, Stream& stream) override {
     const auto& cuda_step = static_cast<const CudaStep&>(step);
-    ExpertGemmParams params = make_params(static_cast<const CudaMatrices&>(*args.weight), layout_,
-                                          cuda_step.device().selected, args.x, args.logits.data);
+    DenseGemmParams params =
+        dense_params(static_cast<const CudaMatrices&>(*args.weight), layout_,
+                     cuda_step.device().selected, args.x.data, args.logits.data);
     params.lora =
         desc_.lora ? context_.lora.entries({.module = LoraModule::kLmHead, .layer = 0}) : nullptr;
-    params.routed_before_predecessor = true;
-    run_gemm(context_,
-             {.role = GemmRole::kLogits,
-              .params = params,
-              .x_by_row = true,
-              .max_pairs = cuda_step.launch_logit_rows(),
-              .max_tile_rows = cuda_step.launch_logit_rows(),
-              .lora = cuda_step.has_lora()},
-             stream);
+    run_dense(context_,
+              {.role = DenseRole::kLogits,
+               .params = params,
+               .max_rows = cuda_step.launch_logit_rows(),
+               .lora = cuda_step.has_lora()},
+              stream);
   }
 
  private:
@@ -79,9 +74,7 @@ class CudaLmHead : public LmHead {
 
 Result<std::unique_ptr<Linear>> plan_linear(Context& context, const LinearDesc& desc) {
   MEDLEY_TRY(check_type("linear", desc.dtype));
-  int64_t rows = 0;
   for (size_t part = 0; part < desc.out_sizes.size(); ++part) {
-    rows += desc.out_sizes[part];
     if (desc.lora && part + 1 < desc.out_sizes.size() && desc.out_sizes[part] % kUnitRows != 0) {
       return unsupported(
           fmt::format("linear with LoRA on CUDA: parts of a multiple of {} rows, "
@@ -93,8 +86,7 @@ Result<std::unique_ptr<Linear>> plan_linear(Context& context, const LinearDesc& 
     return unsupported(
         fmt::format("linear on CUDA: one to three parts, found {}", desc.out_sizes.size()));
   }
-  MEDLEY_TRY(check_fits(context, make_matrix_layout(StreamFormat::kBF16, rows, desc.in_size),
-                        desc.in_size));
+  MEDLEY_TRY(check_dense("linear", desc.in_size));
   if (desc.lora) {
     context.lora.announce(
         *desc.lora,
@@ -105,9 +97,7 @@ Result<std::unique_ptr<Linear>> plan_linear(Context& context, const LinearDesc& 
 
 Result<std::unique_ptr<LmHead>> plan_lm_head(Context& context, const LmHeadDesc& desc) {
   MEDLEY_TRY(check_type("lm_head", desc.dtype));
-  MEDLEY_TRY(check_fits(context,
-                        make_matrix_layout(StreamFormat::kBF16, desc.vocab_size, desc.hidden_size),
-                        desc.hidden_size));
+  MEDLEY_TRY(check_dense("lm_head", desc.hidden_size));
   if (desc.lora) {
     context.lora.announce({.module = LoraModule::kLmHead, .layer = 0},
                           {.in_size = desc.hidden_size, .part_rows = {desc.vocab_size}});

@@ -61,6 +61,18 @@ Result<std::unique_ptr<PackedWeight>> pack_vector(const VectorView& vector) {
 Result<std::unique_ptr<PackedWeight>> pack_linear(WeightPacker& packer,
                                                   const LinearWeights& weights) {
   MEDLEY_CHECK(!weights.parts.empty());
+  if (weights.gate_up) {
+    MEDLEY_CHECK_EQ(weights.parts.size(), 2u);
+    if (weights.parts[0].format != WeightFormat::kFloat) {
+      return unsupported("dense weights on CUDA: floating point only, found MXFP4");
+    }
+    ExpertGateUpWeights one = {.gate = {weights.parts[0]}, .up = {weights.parts[1]}};
+    if (!weights.biases.empty()) {
+      one.gate_bias = {weights.biases[0]};
+      one.up_bias = {weights.biases[1]};
+    }
+    return pack_experts(packer, one);
+  }
   auto packed = std::make_unique<CudaMatrices>();
   packed->num_experts = 1;
   packed->in_size = weights.parts[0].cols;

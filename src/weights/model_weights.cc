@@ -54,6 +54,7 @@ void read_moe(TensorReader& reader, const ModelSpec& spec, const std::string& pr
 void read_mlp(TensorReader& reader, const ModelSpec& spec, const std::string& prefix,
               LayerWeights& layer) {
   const int64_t inner = spec.mlp->intermediate_size;
+  layer.mlp_gate_up.gate_up = true;
   for (const char* name : {"gate_proj.weight", "up_proj.weight"}) {
     layer.mlp_gate_up.parts.push_back(reader.matrix(prefix + name, inner, spec.hidden_size));
   }

@@ -1,0 +1,8 @@
+#include "cuda/dense_gemm.cuh"
+
+namespace medley::cuda {
+
+template void launch_dense_gemm<DenseRole::kGateUp>(bool, const DenseGemmConfig&,
+                                                    const DenseGemmParams&, cudaStream_t);
+
+}  // namespace medley::cuda

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cuda/expert_gemm_kernel.h"
+#include "cuda/lora_entry.h"
+#include "cuda/matrix_layout.h"
+#include "cuda/routing_view.h"
+
+namespace medley::cuda {
+
+// A dense bfloat16 matrix against rows: out = epilogue(W x + B s + bias).
+enum class DenseRole : uint8_t {
+  kRows,    // unit u = rows 16 u .. 16 u + 15; x and out by row
+  kLogits,  // the same, x by selected row, out float32 by place among them
+  kGateUp,  // unit u = gate rows 8 u .. 8 u + 7, then the same up rows; out = act(gate, up)
+};
+
+struct DenseGemmParams {
+  const uint8_t* weights = nullptr;  // one kBF16 matrix
+  const float* bias = nullptr;       // (units, 16), or none
+  MatrixLayout layout;
+  // A step input, complete before any kernel of the step: its pairs are the rows, sorted by adapter
+  // and all of expert 0.
+  RoutingView rows;
+  const __nv_bfloat16* x = nullptr;  // (rows, in_size)
+  void* out = nullptr;               // (rows, out_size)
+  int in_size = 0;                   // a multiple of 8
+  int out_size = 0;
+  GateActivation activation = GateActivation::kSwiGlu;  // kGateUp
+  float activation_limit = 0.0f;
+  float activation_alpha = 0.0f;
+  // With LoRA the kernel follows lora_shrink, which has waited for whoever wrote x.
+  const LoraEntry* lora = nullptr;   // (slots)
+  const __nv_bfloat16* s = nullptr;  // (pairs, s_stride): what lora_shrink left
+  int s_stride = 0;
+  int part_end[2] = {INT32_MAX, INT32_MAX};  // units where the first parts end
+};
+
+// A share of the units and a tile of 8 * `halves` rows are a cluster's work. Its blocks split the
+// columns, at places that depend on the config alone, and add their sums in order; a block's warps
+// take a unit each, then the next ones.
+struct DenseGemmConfig {
+  int halves = 1;      // 1, 2, 4, 8: groups of 8 rows
+  int cluster = 1;     // blocks; above 1 only where each warp has one unit
+  int num_shares = 1;  // clusters that divide the units
+  int num_tiles = 1;   // of rows
+  int num_warps = 1;   // that multiply; one more brings the activations
+  int num_slots = 0;   // of a warp's ring of weights
+  int x_slots = 0;     // of the block's ring of activations
+  int x_chunks = 1;    // that each of them holds
+  size_t shared_bytes = 0;
+  std::string to_string() const;
+};
+
+constexpr int max_dense_warps(int halves) { return halves <= 2 ? 8 : 13; }
+constexpr int min_dense_blocks(int halves) { return halves <= 2 ? 2 : 1; }  // on an SM
+inline constexpr int kMaxDenseWarps = 13;
+inline constexpr int kMaxDenseCluster = 4;
+inline constexpr int kMaxDenseSlots = 8;
+// Blocks of 32 columns that a slot of weights holds.
+inline constexpr int kChunkBlocks = 5;
+inline constexpr int kWeightSlotBytes = kChunkBlocks * block_bytes(StreamFormat::kBF16);
+inline constexpr int kRowChunkBytes = kChunkBlocks * block_cols(StreamFormat::kBF16) * 2;
+// Of a row in a slot of activations: 64 modulo 128 bytes keeps the 16-byte loads of 8 rows free of
+// bank conflicts.
+constexpr int x_row_bytes(int x_chunks) {
+  return x_chunks * kRowChunkBytes + (x_chunks % 2 == 0 ? 64 : 0);
+}
+constexpr int x_slot_bytes(int halves, int x_chunks) { return 8 * halves * x_row_bytes(x_chunks); }
+
+// Where the sums of a cluster's blocks meet.
+constexpr int join_bytes(int cluster, int units, int halves) {
+  return cluster == 1 ? 0 : cluster * ((units * halves + cluster - 1) / cluster) * 512;
+}
+
+// Where part `part` of `parts` begins.
+constexpr int split_begin(int count, int parts, int part) { return count * part / parts; }
+
+template <DenseRole kRole>
+void launch_dense_gemm(bool lora, const DenseGemmConfig& config, const DenseGemmParams& params,
+                       cudaStream_t stream);
+extern template void launch_dense_gemm<DenseRole::kRows>(bool, const DenseGemmConfig&,
+                                                         const DenseGemmParams&, cudaStream_t);
+extern template void launch_dense_gemm<DenseRole::kLogits>(bool, const DenseGemmConfig&,
+                                                           const DenseGemmParams&, cudaStream_t);
+extern template void launch_dense_gemm<DenseRole::kGateUp>(bool, const DenseGemmConfig&,
+                                                           const DenseGemmParams&, cudaStream_t);
+
+}  // namespace medley::cuda
