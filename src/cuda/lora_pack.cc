@@ -104,6 +104,12 @@ Rows a_rows(const LoraModulePlan& plan, int unit) {
   return {pair, first, std::clamp(pair->rank - first, 0, kUnitRows)};
 }
 
+bool are_b_interleaved(const LoraModulePlan& plan) {
+  return std::ranges::all_of(plan.parts, [](const LoraModulePlan::Part& part) {
+    return part.pair == nullptr || are_interleaved(part.pair->b);
+  });
+}
+
 void pack_a(const LoraPackTask& task) {
   const LoraModulePlan& plan = *task.plan;
   const int units = plan.num_a * plan.rank / kUnitRows;
@@ -120,44 +126,89 @@ void pack_a(const LoraPackTask& task) {
         const MatrixView* a = rows.pair == nullptr ? nullptr : &of_expert(rows.pair->a, matrix);
         const int num_rows = a != nullptr && has_rows(*a) ? rows.num_rows : 0;
         if (num_rows < kUnitRows || count < kBlockCols) std::memset(out, 0, kBlockBytes);
-        for (int row = 0; row < num_rows; ++row) {
-          read_bf16(*a, rows.first_row + row, col, count,
-                    reinterpret_cast<uint16_t*>(out + row * kBlockCols * sizeof(uint16_t)));
-        }
+        if (num_rows == 0) continue;
+        read_bf16_tile(*a,
+                       {.row = rows.first_row, .col = col, .num_rows = num_rows, .num_cols = count},
+                       reinterpret_cast<uint16_t*>(out), kBlockCols);
       }
     }
   }
 }
 
-using BRow = std::array<uint16_t, kRankBlock>;
+// The source of an output row of a unit of B: a row of the pair's matrices, or padding.
+struct BSource {
+  const LoraPair* pair = nullptr;
+  int64_t row = 0;
+};
+using BSources = std::array<BSource, kUnitRows>;
+
+BSources b_sources(const LoraModulePlan& plan, int unit) {
+  BSources sources;
+  for (int i = 0; i < kUnitRows; ++i) {
+    const UnitRow at = unit_row(plan.shape, unit, i);
+    if (at.part < 0 || plan.parts[at.part].pair == nullptr) continue;
+    const LoraModulePlan::Part& part = plan.parts[at.part];
+    sources[i] = {part.pair, part.pair->b_row(part.offset + at.row)};
+  }
+  return sources;
+}
+
+// Rows g and g + 8 of a unit: `rank` values each.
+void put_b_rows(const uint16_t* low, const uint16_t* high, int blocks, int g, uint8_t* unit) {
+  for (int block = 0; block < blocks; ++block) {
+    interleave_pairs(low + block * kRankBlock, high + block * kRankBlock,
+                     unit + block * kRankBlockBytes + g * kBlockBytes / kUnitRows);
+  }
+}
 
 void pack_b(const LoraPackTask& task) {
   const LoraModulePlan& plan = *task.plan;
   const int blocks = plan.rank / kRankBlock;
+  const int num_matrices = task.matrix_end - task.matrix_begin;
+  const bool interleaved = are_b_interleaved(plan) && num_matrices == plan.num_b_matrices;
+  // Two rows of the unit: of all matrices where these lie side by side, else of one.
+  const size_t rows_size = static_cast<size_t>(plan.rank) * (interleaved ? num_matrices : 1);
+  std::vector<uint16_t> low(rows_size), high(rows_size), together(interleaved ? rows_size : 0);
+  const auto unit_of = [&](int matrix, int unit) {
+    return task.module + plan.b_offset() + plan.b_bytes * matrix +
+           static_cast<size_t>(unit) * blocks * kRankBlockBytes;
+  };
   for (int unit = task.begin; unit < task.end; ++unit) {
-    std::array<UnitRow, kUnitRows> sources;
-    for (int row = 0; row < kUnitRows; ++row) sources[row] = unit_row(plan.shape, unit, row);
-    for (int matrix = task.matrix_begin; matrix < task.matrix_end; ++matrix) {
-      uint8_t* out = task.module + plan.b_offset() + plan.b_bytes * matrix +
-                     static_cast<size_t>(unit) * blocks * kRankBlockBytes;
-      const auto read = [&](const UnitRow& source, int block, BRow& values) {
-        const LoraModulePlan::Part part =
-            source.part < 0 ? LoraModulePlan::Part{} : plan.parts[source.part];
-        const MatrixView* b = part.pair == nullptr ? nullptr : &of_expert(part.pair->b, matrix);
-        const int first = block * kRankBlock;
-        const int count =
-            b != nullptr && has_rows(*b) ? std::clamp(part.pair->rank - first, 0, kRankBlock) : 0;
-        if (count < kRankBlock) values.fill(0);
-        if (count > 0) read_bf16(*b, part.pair->b_row(part.offset + source.row), first, count, values.data());
+    const BSources sources = b_sources(plan, unit);
+    if (interleaved) {
+      const auto read = [&](const BSource& source, std::vector<uint16_t>& out) {
+        if (source.pair == nullptr) return static_cast<void>(std::ranges::fill(out, 0));
+        const MatrixView& first = source.pair->b[0];
+        const MatrixView row = {.dtype = first.dtype,
+                                .data = first.data,
+                                .rows = first.rows,
+                                .cols = first.cols * num_matrices,
+                                .row_stride = first.row_stride};
+        read_bf16(row, source.row, 0, row.cols, together.data());
+        std::fill(together.begin() + row.cols, together.end(), 0);
+        transpose(together.data(), plan.rank, num_matrices, out.data());
       };
-      for (int block = 0; block < blocks; ++block) {
-        for (int g = 0; g < kHalfUnit; ++g) {
-          BRow low, high;
-          read(sources[g], block, low);
-          read(sources[g + kHalfUnit], block, high);
-          interleave_pairs(low.data(), high.data(), out);
-          out += 2 * sizeof(BRow);
+      for (int g = 0; g < kHalfUnit; ++g) {
+        read(sources[g], low);
+        read(sources[g + kHalfUnit], high);
+        for (int matrix = 0; matrix < num_matrices; ++matrix) {
+          put_b_rows(low.data() + matrix * plan.rank, high.data() + matrix * plan.rank, blocks, g,
+                     unit_of(matrix, unit));
         }
+      }
+      continue;
+    }
+    for (int matrix = task.matrix_begin; matrix < task.matrix_end; ++matrix) {
+      const auto read = [&](const BSource& source, std::vector<uint16_t>& out) {
+        const MatrixView* b = source.pair == nullptr ? nullptr : &of_expert(source.pair->b, matrix);
+        const int64_t count = b != nullptr && has_rows(*b) ? b->cols : 0;
+        if (count > 0) read_bf16(*b, source.row, 0, count, out.data());
+        std::fill(out.begin() + count, out.end(), 0);
+      };
+      for (int g = 0; g < kHalfUnit; ++g) {
+        read(sources[g], low);
+        read(sources[g + kHalfUnit], high);
+        put_b_rows(low.data(), high.data(), blocks, g, unit_of(matrix, unit));
       }
     }
   }
@@ -262,12 +313,16 @@ void add_pack_tasks(const LoraModulePlan& plan, uint8_t* module, std::vector<Lor
 void run_pack_task(const LoraPackTask& task) {
   switch (task.what) {
     case LoraPackTask::What::kA:
-      return pack_a(task);
+      pack_a(task);
+      break;
     case LoraPackTask::What::kB:
-      return pack_b(task);
+      pack_b(task);
+      break;
     case LoraPackTask::What::kScales:
-      return pack_scales(task);
+      pack_scales(task);
+      break;
   }
+  finish_streaming();
 }
 
 }  // namespace medley::cuda

@@ -62,7 +62,8 @@ struct LoraPackTask {
   int end = 0;
 };
 
-// All tasks of a module; together they write every byte of it.
+// All tasks of a module, which begins at a multiple of 64 bytes; together they write every byte of
+// it.
 void add_pack_tasks(const LoraModulePlan& plan, uint8_t* module, std::vector<LoraPackTask>& tasks);
 void run_pack_task(const LoraPackTask& task);
 
