@@ -29,10 +29,12 @@ class Recorder {
     records_.assign(num_requests, {});
     num_done_ = 0;
   }
-  void sent(RequestId id, int adapter, int64_t time_ns) {
+  void sent(const Request& request, int adapter) {
     const std::lock_guard lock(mutex_);
-    records_[id - first_id_].adapter = adapter;
-    records_[id - first_id_].sent_ns = time_ns;
+    records_[request.id - first_id_] = {
+        .adapter = adapter,
+        .num_prompt_tokens = static_cast<int>(request.prompt.size()),
+        .sent_ns = request.arrival_ns};
   }
   void receive(const std::vector<TokenEvent>& events) {
     const std::lock_guard lock(mutex_);
@@ -101,7 +103,7 @@ Result<BenchRun> run_once(const BenchOfflineFlags& flags, int concurrency, Workl
         .adapter = adapter < 0 ? std::string() : adapter_name(adapter),
         .sampling = {.temperature = 0.0f, .max_tokens = flags.output_len, .ignore_eos = true}};
     request.arrival_ns = now_ns();
-    recorder.sent(request.id, adapter, request.arrival_ns);
+    recorder.sent(request, adapter);
     MEDLEY_TRY(engine.submit(std::move(request)));
   }
   while (num_done < num_requests) {
@@ -139,7 +141,11 @@ Result<void> bench_offline(const BenchOfflineFlags& given) {
   flags.max_num_seqs = std::max(flags.max_num_seqs, most);
   flags.enable_lora = flags.num_adapters > 0;
   flags.max_loras = std::max(flags.max_loras, flags.num_adapters);
-  if (flags.max_model_len == 0) flags.max_model_len = flags.input_len + flags.output_len;
+  if (flags.max_model_len == 0) {
+    flags.max_model_len = flags.input_len +
+                          static_cast<int64_t>(flags.input_len * flags.range_ratio) +
+                          flags.output_len;
+  }
 
   const int64_t start_ns = now_ns();
   MEDLEY_TRY_ASSIGN(const ModelFolder folder, read_model_folder(flags.model));

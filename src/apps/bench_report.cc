@@ -52,10 +52,12 @@ Percentiles percentiles_of(std::vector<double> values) {
 BenchSummary summarise(const BenchRun& run) {
   BenchSummary summary;
   std::vector<double> ttft, itl, e2e;
+  int64_t num_prompt_tokens = 0;
   for (const RequestRecord& request : run.requests) {
     const bool complete = request.error.empty() && request.num_tokens == run.output_len;
     ++(complete ? summary.num_completed : summary.num_failed);
     const std::vector<int64_t>& times = request.token_ns;
+    num_prompt_tokens += request.num_prompt_tokens;
     summary.num_output_tokens += request.num_tokens;
     if (times.empty()) continue;
     ttft.push_back(static_cast<double>(times.front() - request.sent_ns) / kNsPerMs);
@@ -69,8 +71,7 @@ BenchSummary summarise(const BenchRun& run) {
   summary.e2e_ms = percentiles_of(std::move(e2e));
   if (run.seconds > 0) {
     summary.output_tokens_per_s = static_cast<double>(summary.num_output_tokens) / run.seconds;
-    summary.input_tokens_per_s =
-        static_cast<double>(run.requests.size()) * run.input_len / run.seconds;
+    summary.input_tokens_per_s = static_cast<double>(num_prompt_tokens) / run.seconds;
   }
   if (summary.itl_ms.p50 > 0) summary.user_tokens_per_s = 1e3 / summary.itl_ms.p50;
   return summary;

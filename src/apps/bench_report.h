@@ -11,6 +11,7 @@ namespace medley::apps {
 // One request of a benchmark as its client saw it; times of now_ns().
 struct RequestRecord {
   int adapter = -1;  // -1 = base
+  int num_prompt_tokens = 0;
   int64_t sent_ns = 0;
   std::vector<int64_t> token_ns;  // when tokens came: one each, or what one chunk brought
   int num_tokens = 0;             // in all

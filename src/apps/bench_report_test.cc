@@ -19,10 +19,15 @@ TEST(Percentile, LinearBetweenNeighbours) {
 
 TEST(Summary, CountsWhatClientsSaw) {
   BenchRun run = {.input_len = 10, .output_len = 3, .seconds = 2.0};
-  run.requests.push_back(
-      {.sent_ns = 0, .token_ns = {100 * kMs, 110 * kMs, 130 * kMs}, .num_tokens = 3});
-  run.requests.push_back(
-      {.sent_ns = 50 * kMs, .token_ns = {70 * kMs}, .num_tokens = 1, .error = "gone"});
+  run.requests.push_back({.num_prompt_tokens = 12,
+                          .sent_ns = 0,
+                          .token_ns = {100 * kMs, 110 * kMs, 130 * kMs},
+                          .num_tokens = 3});
+  run.requests.push_back({.num_prompt_tokens = 8,
+                          .sent_ns = 50 * kMs,
+                          .token_ns = {70 * kMs},
+                          .num_tokens = 1,
+                          .error = "gone"});
   const BenchSummary summary = summarise(run);
   EXPECT_EQ(summary.num_completed, 1);
   EXPECT_EQ(summary.num_failed, 1);
@@ -61,6 +66,22 @@ TEST(Workload, PromptsAreOfTheLengthAndRepeatable) {
     EXPECT_GE(token, 0);
     EXPECT_LT(token, 1000);
   }
+}
+
+TEST(Workload, LengthsSpreadEvenly) {
+  Workload workload({.input_len = 100, .range_ratio = 0.5}, 0, 1000);
+  constexpr int kDraws = 4000;
+  double sum = 0;
+  size_t least = 1000, most = 0;
+  for (int i = 0; i < kDraws; ++i) {
+    const size_t length = workload.next_prompt().size();
+    sum += static_cast<double>(length);
+    least = std::min(least, length);
+    most = std::max(most, length);
+  }
+  EXPECT_EQ(least, 50u);
+  EXPECT_EQ(most, 150u);
+  EXPECT_NEAR(sum / kDraws, 100.0, 2.0);
 }
 
 }  // namespace

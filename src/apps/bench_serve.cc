@@ -21,6 +21,7 @@ namespace {
 
 struct Job {
   int adapter = -1;
+  int num_prompt_tokens = 0;
   std::string body;
   int64_t due_ns = 0;
 };
@@ -30,14 +31,16 @@ std::vector<Job> make_jobs(const BenchServeFlags& flags, const std::string& mode
   std::vector<Job> jobs(count);
   for (Job& job : jobs) {
     job.adapter = workload.next_adapter();
-    job.body = nlohmann::json{
-        {"model", job.adapter < 0 ? model : flags.adapters[job.adapter]},
-        {"prompt", workload.next_prompt()},
-        {"max_tokens", flags.output_len},
-        {"temperature", 0},
-        {"ignore_eos", true},
-        {"stream",
-         true}}.dump();
+    const std::vector<int32_t> prompt = workload.next_prompt();
+    job.num_prompt_tokens = static_cast<int>(prompt.size());
+    job.body = nlohmann::json{{"model", job.adapter < 0 ? model : flags.adapters[job.adapter]},
+                              {"prompt", prompt},
+                              {"max_tokens", flags.output_len},
+                              {"temperature", 0},
+                              {"ignore_eos", true},
+                              {"stream", true},
+                              {"stream_options", {{"include_usage", true}}}}
+                   .dump();
   }
   return jobs;
 }
@@ -59,7 +62,8 @@ RequestRecord send(HttpClient& client, const Job& job) {
   std::this_thread::sleep_until(
       std::chrono::steady_clock::now() +
       std::chrono::nanoseconds(std::max<int64_t>(0, job.due_ns - now_ns())));
-  RequestRecord record = {.adapter = job.adapter, .sent_ns = now_ns()};
+  RequestRecord record = {
+      .adapter = job.adapter, .num_prompt_tokens = job.num_prompt_tokens, .sent_ns = now_ns()};
   const Result<void> sent =
       client.post_stream("/v1/completions", job.body, [&](std::string_view data) {
         const int64_t time_ns = now_ns();

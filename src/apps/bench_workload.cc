@@ -1,5 +1,6 @@
 #include "apps/bench_workload.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +11,11 @@ void add_workload_flags(CLI::App& app, WorkloadFlags& flags) {
   const std::string group = "Traffic";
   app.add_option("--input-len", flags.input_len, "tokens of each prompt")
       ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--range-ratio", flags.range_ratio,
+                 "prompts have (1 - r) to (1 + r) times as many, evenly spread")
+      ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str()
       ->group(group);
   app.add_option("--output-len", flags.output_len, "tokens of each answer")
@@ -63,7 +69,10 @@ int Workload::next_adapter() {
 }
 
 std::vector<int32_t> Workload::next_prompt() {
-  std::vector<int32_t> prompt(flags_.input_len);
+  const auto spread = static_cast<int>(flags_.input_len * flags_.range_ratio);
+  std::uniform_int_distribution<int> length(std::max(1, flags_.input_len - spread),
+                                            flags_.input_len + spread);
+  std::vector<int32_t> prompt(length(engine_));
   for (int32_t& token : prompt) token = token_(engine_);
   return prompt;
 }

@@ -11,9 +11,10 @@ class App;
 
 namespace medley::apps {
 
-// The traffic of a benchmark: requests of one length, greedy, their end tokens ignored.
+// The traffic of a benchmark: requests with answers of one length, greedy, end tokens ignored.
 struct WorkloadFlags {
   int input_len = 1600;
+  double range_ratio = 0.0;  // prompts have (1 - r) to (1 + r) times input_len tokens
   int output_len = 600;
   std::vector<int> concurrency = {8};  // one run each
   int num_requests = 0;                // of a run; 0 = as many as run at once
@@ -34,7 +35,7 @@ class Workload {
 
   // The next request's adapter, or -1 for the base model.
   int next_adapter();
-  // input_len random tokens; no two prompts begin alike.
+  // Random tokens; no two prompts begin alike.
   std::vector<int32_t> next_prompt();
 
  private:
