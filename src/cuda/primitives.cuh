@@ -81,14 +81,6 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 __device__ __forceinline__ void generic_before_async_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// Between this thread's accesses of shared memory, and those it has synchronised with, and a later
-// bulk copy to the same place.
-__device__ __forceinline__ void generic_before_async_fence() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
