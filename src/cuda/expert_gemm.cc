@@ -32,24 +32,23 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   config.slot_bytes = std::max(problem.layout.stage_bytes, problem.lora ? 2 * kRankBlockBytes : 0);
   config.slot_bytes = (config.slot_bytes + 15) / 16 * 16;
   config.equal_units = problem.max_tile_rows <= kTileRows / 2;
-  const int rows = config.equal_units && problem.single_tile ? kTileRows / 2 : kTileRows;
   const int64_t ring_bytes = static_cast<int64_t>(problem.shared_limit) -
-                             static_cast<int64_t>(rows) * config.row_stride -
+                             static_cast<int64_t>(kTileRows) * config.row_stride -
                              (problem.lora ? kShrinkSharedBytes : 0);
   for (const int warps : kWarpCounts) {
     const int64_t slots = ring_bytes / (static_cast<int64_t>(warps) * config.slot_bytes);
     if (slots < kMinSlots) continue;
-    config.tile_rows = rows;
+    config.tile_rows = kTileRows;
     config.num_warps = warps;
     config.num_slots = static_cast<int>(std::min<int64_t>(slots, kMaxSlots));
     config.shared_bytes =
         static_cast<size_t>(config.num_warps) * config.num_slots * config.slot_bytes +
-        static_cast<size_t>(rows) * config.row_stride;
+        static_cast<size_t>(kTileRows) * config.row_stride;
     return config;
   }
   return unsupported(fmt::format(
       "matrix product on CUDA: {} rows of {} columns leave no shared memory for weights ({} bytes)",
-      rows, problem.in_size, problem.shared_limit));
+      kTileRows, problem.in_size, problem.shared_limit));
 }
 
 }  // namespace medley::cuda

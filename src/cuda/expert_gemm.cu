@@ -46,11 +46,7 @@ __device__ __forceinline__ void write_unit(const ExpertGemmParams& p, const Rout
         const int row = unit * kUnitRows + lane / 4;
         const auto store = [&](int at, float value) {
           if (at >= p.out_size) return;
-          if constexpr (kRole == GemmRole::kLogits) {
-            static_cast<float*>(p.out)[offset + at] = value;
-          } else {
-            static_cast<__nv_bfloat16*>(p.out)[offset + at] = __float2bfloat16_rn(value);
-          }
+          static_cast<__nv_bfloat16*>(p.out)[offset + at] = __float2bfloat16_rn(value);
         };
         store(row, low);
         store(row + 8, high);
@@ -105,9 +101,6 @@ __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteT
       const SegmentInfo& info = segments[i];
       const SegmentColumns columns = {info.begin, info.end};
       const __nv_bfloat16* s = p.s + static_cast<int64_t>(tile.begin) * p.s_stride;
-      if (kRole == GemmRole::kDense && info.num_a > 1) {
-        s += ((unit >= p.part_end[0]) + (unit >= p.part_end[1])) * info.rank;
-      }
       for (int done = 0; done < info.rank;) {
         const int blocks = min((info.rank - done) / kRankBlock, ring.slot_bytes / kRankBlockBytes);
         const uint32_t data = ring.wait();
@@ -219,11 +212,7 @@ __device__ __forceinline__ void load_group(const ExpertGemmParams& p, TileGroup&
       }
       *reinterpret_cast<uint4*>(x + place * row_stride + v * 16) = values[j];
     }
-    if (piece == 0 && lane == 0) {
-      group.out_rows[place] = kRole == GemmRole::kDense    ? p.routing.row_of_pair[pair]
-                              : kRole == GemmRole::kLogits ? p.routing.pair_of_choice[pair]
-                                                           : pair;
-    }
+    if (piece == 0 && lane == 0) group.out_rows[place] = pair;
   }
 }
 
@@ -347,12 +336,6 @@ void launch_expert_gemm(GemmRole role, bool lora, const ExpertGemmConfig& config
                                                                         num_blocks, stream)
                    : launch_form<StreamFormat::kBF16, GemmRole::kDown>(lora, config, params,
                                                                        num_blocks, stream);
-    case GemmRole::kDense:
-      return launch_form<StreamFormat::kBF16, GemmRole::kDense>(lora, config, params, num_blocks,
-                                                                stream);
-    case GemmRole::kLogits:
-      return launch_form<StreamFormat::kBF16, GemmRole::kLogits>(lora, config, params, num_blocks,
-                                                                 stream);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/expert_gemm_kernel.h"
+#include "cuda/gate.cuh"
 #include "cuda/primitives.cuh"
 
 // The pieces of expert_gemm.cu: what a warp does with one stage of a unit.
@@ -120,15 +121,8 @@ __device__ __forceinline__ void add_lora_stage(UnitSum<kHalves>& sum, uint32_t s
   }
 }
 
-__device__ __forceinline__ float times_sigmoid(float factor, float v) {
-  return __fdividef(factor, 1.0f + __expf(-v));
-}
-
 __device__ __forceinline__ float gate_times_up(const ExpertGemmParams& p, float gate, float up) {
-  if (p.activation == GateActivation::kSwiGlu) return times_sigmoid(gate * up, gate);
-  gate = fminf(gate, p.activation_limit);
-  up = fminf(fmaxf(up, -p.activation_limit), p.activation_limit);
-  return times_sigmoid((up + 1.0f) * gate, p.activation_alpha * gate);
+  return gate_times_up(GateParams{p.activation, p.activation_limit, p.activation_alpha}, gate, up);
 }
 
 }  // namespace medley::cuda

@@ -9,7 +9,6 @@ struct ExpertGemmProblem {
   MatrixLayout layout;
   int in_size = 0;
   int max_tile_rows = kTileRows;  // rows of one expert, at most
-  bool single_tile = false;       // a dense weight and few rows
   bool lora = false;
   size_t shared_limit = 0;  // bytes of dynamic shared memory that a block may have
 };

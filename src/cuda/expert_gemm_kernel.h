@@ -20,9 +20,7 @@ enum class GemmRole : uint8_t {
   kGateUp,  // x by row; unit u = gate rows 8 u .. 8 u + 7, then the same up rows; out by pair
   // As kGateUp without LoRA and activation: (pairs, 2 out_size), a pair's gate before its up.
   kGateUpRaw,
-  kDown,    // x by pair; unit u = rows 16 u .. 16 u + 15; out by pair
-  kDense,   // x and out by row; one expert
-  kLogits,  // as kDense, x by logit row, out float32
+  kDown,  // x by pair; unit u = rows 16 u .. 16 u + 15; out by pair
 };
 enum class GateActivation : uint8_t { kSwiGlu, kClampedSwiGlu };
 
@@ -32,7 +30,7 @@ struct ExpertGemmParams {
   MatrixLayout layout;
   RoutingView routing;
   const __nv_bfloat16* x = nullptr;  // (rows or pairs, in_size)
-  void* out = nullptr;               // (pairs or rows, out_size)
+  void* out = nullptr;               // (pairs, out_size)
   int in_size = 0;
   int out_size = 0;
   GateActivation activation = GateActivation::kSwiGlu;  // kGateUp
@@ -41,8 +39,7 @@ struct ExpertGemmParams {
   const LoraEntry* lora = nullptr;   // (slots)
   const __nv_bfloat16* s = nullptr;  // (pairs, s_stride): what lora_shrink left
   int s_stride = 0;
-  int part_end[2] = {INT32_MAX, INT32_MAX};  // kDense: units where the first parts end
-  bool routed_before_predecessor = false;    // the routing is complete once this kernel starts
+  bool routed_before_predecessor = false;  // the routing is complete once this kernel starts
 };
 
 // How the kernel is laid over an SM: one block, `num_warps` independent warps, each with a ring of

@@ -50,8 +50,6 @@ void run_gemm(Context& context, GemmJob job, Stream& stream) {
   const ExpertGemmConfig config = select_expert_gemm({.layout = params.layout,
                                                       .in_size = params.in_size,
                                                       .max_tile_rows = job.max_tile_rows,
-                                                      .single_tile = job.role == GemmRole::kDense ||
-                                                                     job.role == GemmRole::kLogits,
                                                       .lora = job.lora,
                                                       .shared_limit = context.shared_limit})
                                       .value();

@@ -8,7 +8,7 @@ namespace medley::cuda {
 
 // Shrinks where the step has adapters, then the product with LoRA inside.
 struct GemmJob {
-  GemmRole role = GemmRole::kDense;
+  GemmRole role = GemmRole::kGateUp;
   ExpertGemmParams params;
   bool x_by_row = true;
   int max_pairs = 0;
