@@ -17,6 +17,7 @@
 
 #include "cuda/check.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/memory.h"
 #include "cuda/stream.h"
 
 namespace medley::bench {
@@ -135,7 +136,7 @@ class AttentionBench {
     std::ranges::transform(values, rounded.begin(), float_to_bf16);
     const size_t bytes = rounded.size() * 2;
     qkv_ = backend_->allocate(bytes).value();
-    MEDLEY_CUDA_CHECK(cudaMemcpy(qkv_->data(), rounded.data(), bytes, cudaMemcpyHostToDevice));
+    cuda::copy_to_device(qkv_->data(), rounded.data(), bytes);
     const auto out_size = static_cast<int64_t>(shape.spec.num_heads) * shape.spec.head_dim;
     out_ = backend_->allocate(max_rows * out_size * 2).value();
     qkv_view_ = {qkv_->data(), DType::kBF16, {max_rows, shape.columns()}};

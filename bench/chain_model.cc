@@ -65,6 +65,7 @@ std::unique_ptr<PackedWeight> random_experts(const MatrixLayout& layout, const C
                                    cudaMemcpyDeviceToDevice));
     }
   }
+  MEDLEY_CUDA_CHECK(cudaDeviceSynchronize());
   if (bias) {
     std::vector<float> values(static_cast<size_t>(packed->num_experts) * layout.num_units * 16);
     std::mt19937 engine(1);
@@ -271,9 +272,8 @@ void Chain::set_batch(int rows, bool adapters) {
 
 void Chain::reset_residual() {
   stream_->synchronize();
-  MEDLEY_CUDA_CHECK(cudaMemcpy(residual_->data(), start_.data(),
-                               static_cast<size_t>(rows_) * shape_.hidden_size * 2,
-                               cudaMemcpyHostToDevice));
+  cuda::copy_to_device(residual_->data(), start_.data(),
+                       static_cast<size_t>(rows_) * shape_.hidden_size * 2);
 }
 
 MoeGateUpDesc Chain::gate_up_desc(int layer) const {

@@ -11,6 +11,7 @@
 
 #include "cuda/check.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/memory.h"
 #include "cuda/stream.h"
 
 namespace medley::bench {
@@ -72,8 +73,7 @@ void time_kind(Backend& backend, const Kind& kind, int rows) {
   std::vector<std::unique_ptr<Buffer>> logits;
   for (int i = 0; i < copies; ++i) {
     logits.push_back(backend.allocate(host.size() * sizeof(float)).value());
-    MEDLEY_CUDA_CHECK(cudaMemcpy(logits.back()->data(), host.data(), host.size() * sizeof(float),
-                                 cudaMemcpyHostToDevice));
+    cuda::copy_to_device(logits.back()->data(), host.data(), host.size() * sizeof(float));
   }
   const auto step = make_step(backend, rows, stream);
   const auto sampler = backend.plan(SamplerDesc{.max_seqs = rows, .vocab_size = kVocab}).value();

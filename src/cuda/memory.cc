@@ -7,6 +7,18 @@
 #include "cuda/check.h"
 
 namespace medley::cuda {
+namespace {
+
+// cudaMemcpy may return while the last piece of pageable memory is still on its way, and cudaMemset
+// returns at once; streams made here do not wait for the default stream.
+void wait_for_default_stream() { MEDLEY_CUDA_CHECK(cudaStreamSynchronize(cudaStreamLegacy)); }
+
+}  // namespace
+
+void copy_to_device(void* to, const void* from, size_t num_bytes) {
+  MEDLEY_CUDA_CHECK(cudaMemcpy(to, from, num_bytes, cudaMemcpyHostToDevice));
+  wait_for_default_stream();
+}
 
 DeviceBuffer::~DeviceBuffer() {
   if (data_ != nullptr) cudaFree(data_);
@@ -42,12 +54,13 @@ Result<DeviceBuffer> DeviceBuffer::allocate(size_t num_bytes) {
 void DeviceBuffer::copy_from_host(const void* source, size_t num_bytes, size_t byte_offset) {
   MEDLEY_CHECK_LE(byte_offset + num_bytes, num_bytes_);
   if (num_bytes == 0) return;
-  MEDLEY_CUDA_CHECK(
-      cudaMemcpy(as<std::byte>(byte_offset), source, num_bytes, cudaMemcpyHostToDevice));
+  copy_to_device(as<std::byte>(byte_offset), source, num_bytes);
 }
 
 void DeviceBuffer::fill_zero() {
-  if (num_bytes_ > 0) MEDLEY_CUDA_CHECK(cudaMemset(data_, 0, num_bytes_));
+  if (num_bytes_ == 0) return;
+  MEDLEY_CUDA_CHECK(cudaMemset(data_, 0, num_bytes_));
+  wait_for_default_stream();
 }
 
 PinnedBuffer::PinnedBuffer(size_t num_bytes) {

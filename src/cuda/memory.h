@@ -7,6 +7,9 @@
 
 namespace medley::cuda {
 
+// Returns when the device has the bytes.
+void copy_to_device(void* to, const void* from, size_t num_bytes);
+
 // Device memory. Movable; freed by the destructor.
 class DeviceBuffer : public Buffer {
  public:
@@ -29,7 +32,7 @@ class DeviceBuffer : public Buffer {
   const T* as(size_t byte_offset = 0) const {
     return reinterpret_cast<const T*>(static_cast<const std::byte*>(data_) + byte_offset);
   }
-  // Both wait for the copy.
+  // Both return when the device has the bytes: streams do not wait for the default stream.
   void copy_from_host(const void* source, size_t num_bytes, size_t byte_offset = 0);
   void fill_zero();
 

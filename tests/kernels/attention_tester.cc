@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cuda/memory.h"
 #include "slow_copy.h"
 
 namespace medley::testing {
@@ -113,7 +114,7 @@ void AttentionTester::write(const TensorView& view, const std::vector<float>& va
   std::ranges::transform(values, rounded.begin(), float_to_bf16);
   const size_t bytes = rounded.size() * sizeof(uint16_t);
   if (side_.is_cuda()) {
-    MEDLEY_CUDA_CHECK(cudaMemcpy(view.data, rounded.data(), bytes, cudaMemcpyHostToDevice));
+    cuda::copy_to_device(view.data, rounded.data(), bytes);
   } else {
     std::memcpy(view.data, rounded.data(), bytes);
   }

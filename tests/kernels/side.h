@@ -75,6 +75,8 @@ class Side {
   void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) const {
     if (is_cuda_) {
       MEDLEY_CUDA_CHECK(cudaMemcpy(to, from, bytes, kind));
+      // A copy from pageable memory may return before its end, and our streams do not wait for it.
+      MEDLEY_CUDA_CHECK(cudaStreamSynchronize(cudaStreamLegacy));
     } else {
       std::memcpy(to, from, bytes);
     }
