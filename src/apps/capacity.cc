@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/make_backend.h"
+#include "apps/memory_plan.h"
 #include "engine/kv_plan.h"
 #include "model/model.h"
 #include "weights/dummy_adapters.h"
@@ -15,9 +16,8 @@
 namespace medley::apps {
 namespace {
 
-constexpr int kPageSize = 16;
 constexpr double kGib = 1 << 30;
-constexpr double kKib = 1 << 10;
+double gib(int64_t bytes) { return static_cast<double>(bytes) / kGib; }
 
 // Of the checkpoint, which packing changes by less than a percent.
 Result<int64_t> weight_bytes(const CapacityFlags& flags, const ModelSpec& spec) {
@@ -46,15 +46,17 @@ Result<int64_t> adapter_bytes(const ModelSpec& spec, int rank) {
   return values * 2;
 }
 
-Result<double> memory_of_device(const CapacityFlags& flags) {
-  if (flags.device_memory_gib > 0) return flags.device_memory_gib * kGib;
+Result<int64_t> memory_of_device(const CapacityFlags& flags) {
+  if (flags.device_memory_gib > 0) {
+    return static_cast<int64_t>(flags.device_memory_gib * kGib);
+  }
   MEDLEY_TRY_ASSIGN(const std::unique_ptr<Backend> backend, make_backend({.device = flags.device}));
   const std::optional<DeviceMemory> memory = backend->memory();
   if (!memory) {
     return unsupported("no GPU here: say how large it is with --device-memory-gib",
                        "--device-memory-gib");
   }
-  return static_cast<double>(memory->total_bytes);
+  return static_cast<int64_t>(memory->total_bytes);
 }
 
 }  // namespace
@@ -72,37 +74,37 @@ void add_capacity_flags(CLI::App& app, CapacityFlags& flags) {
 Result<void> capacity(const CapacityFlags& flags) {
   MEDLEY_TRY_ASSIGN(const ModelFolder folder, read_model_folder(flags.model));
   const ModelSpec& spec = folder.spec;
-  MEDLEY_TRY_ASSIGN(const double memory, memory_of_device(flags));
+  MEDLEY_TRY_ASSIGN(const int64_t memory, memory_of_device(flags));
   MEDLEY_TRY_ASSIGN(const int64_t weights, weight_bytes(flags, spec));
   MEDLEY_TRY_ASSIGN(const int64_t adapter, adapter_bytes(spec, flags.adapter_rank));
   const int64_t model_len = flags.max_model_len > 0 ? flags.max_model_len : spec.max_position;
-  const auto token = static_cast<double>(kv_page_bytes(spec, DType::kBF16, kPageSize)) / kPageSize;
-  const auto step = static_cast<double>(Model::buffer_bytes(
-      spec, {.max_rows = flags.max_num_batched_tokens, .max_seqs = flags.max_num_seqs}));
-  const double left = memory * flags.gpu_memory_utilization - static_cast<double>(weights) - step -
-                      static_cast<double>(kDeviceReserveBytes);
-
-  fmt::print("GPU             {:8.2f} GiB, {:.0f} % of it used\n", memory / kGib,
+  const int64_t step = Model::buffer_bytes(
+      spec, {.max_rows = flags.max_num_batched_tokens, .max_seqs = flags.max_num_seqs});
+  const int64_t used = weights + step;
+  fmt::print("GPU             {:8.2f} GiB, {:.0f} % of it used\n", gib(memory),
              flags.gpu_memory_utilization * 100);
-  fmt::print("weights         {:8.2f} GiB\n", static_cast<double>(weights) / kGib);
-  fmt::print("a step          {:8.2f} GiB for {} tokens of {} requests\n", step / kGib,
+  fmt::print("weights         {:8.2f} GiB\n", gib(weights));
+  fmt::print("a step          {:8.2f} GiB for {} tokens of {} requests\n", gib(step),
              flags.max_num_batched_tokens, flags.max_num_seqs);
-  fmt::print("left            {:8.2f} GiB for keys, values and adapters\n", left / kGib);
-  if (left <= 0) {
-    return Error{ErrorCode::kOverloaded,
-                 fmt::format("the model does not fit: {:.2f} GiB are missing", -left / kGib)};
-  }
-  const double kv_wanted = flags.kv_cache_memory_bytes > 0
-                               ? static_cast<double>(flags.kv_cache_memory_bytes)
-                               : token * static_cast<double>(model_len) * flags.max_num_seqs;
-  const double kv = std::min(left, kv_wanted);
+  std::fflush(stdout);
+  const KvPlanDesc kv{
+      .max_num_seqs = flags.max_num_seqs, .max_model_len = model_len, .page_size = kPageSize};
+  MEDLEY_TRY_ASSIGN(
+      const MemoryPlan plan,
+      plan_memory(
+          flags, spec,
+          DeviceMemory{.free_bytes = static_cast<size_t>(std::max<int64_t>(0, memory - used)),
+                       .total_bytes = static_cast<size_t>(memory)},
+          /*has_adapters=*/true, kv));
+  const int64_t token_bytes = kv_page_bytes(spec, DType::kBF16, kPageSize) / kPageSize;
   fmt::print(
-      "keys and values {:8.2f} GiB of {:.2f} for {} requests of {} tokens ({:.1f} KiB each)\n",
-      kv / kGib, kv_wanted / kGib, flags.max_num_seqs, model_len, token / kKib);
-  fmt::print("one adapter     {:8.3f} GiB at rank {}\n", static_cast<double>(adapter) / kGib,
-             flags.adapter_rank);
-  fmt::print("adapters beside {:8} on the GPU at once\n",
-             static_cast<int64_t>((left - kv) / static_cast<double>(adapter)));
+      "keys and values {:8.2f} GiB, {} tokens of {:.1f} KiB; {} requests of {} would fill {:.2f}\n",
+      gib(plan.kv_bytes), int64_t{plan.num_pages} * kPageSize,
+      static_cast<double>(token_bytes) / 1024, flags.max_num_seqs, model_len,
+      gib(token_bytes * model_len * flags.max_num_seqs));
+  fmt::print("adapters        {:8.2f} GiB\n", gib(plan.adapter_bytes));
+  fmt::print("of rank {:3}     {:8.3f} GiB each: {} at once\n", flags.adapter_rank, gib(adapter),
+             plan.adapter_bytes / adapter);
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/make_backend.h"
+#include "apps/memory_plan.h"
 #include "apps/pack_progress.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -17,9 +18,7 @@
 namespace medley::apps {
 namespace {
 
-constexpr int kPageSize = 16;
 constexpr int kDefaultMaxLoras = 8;
-constexpr int64_t kDefaultHostKvBytes = int64_t{4} << 30;
 
 double seconds_since(int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-9; }
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
@@ -38,41 +37,6 @@ Result<void> load_lora_modules(const ModelFlags& flags, int max_loras, AdapterSt
     }
   }
   return {};
-}
-
-// What the weights have left: for keys and values, and for adapters. Budgets of 0 have no limit.
-struct MemoryPlan {
-  int num_pages = 0;
-  int64_t adapter_bytes = 0;
-};
-
-Result<MemoryPlan> plan_memory(const ModelFlags& flags, const ModelSpec& spec,
-                               const Backend& backend, bool has_adapters, KvPlanDesc kv) {
-  const std::optional<DeviceMemory> memory = backend.memory();
-  if (!memory) {
-    kv.budget_bytes =
-        flags.kv_cache_memory_bytes > 0 ? flags.kv_cache_memory_bytes : kDefaultHostKvBytes;
-    MEDLEY_TRY_ASSIGN(const int num_pages, plan_kv_pages(spec, kv));
-    return MemoryPlan{.num_pages = num_pages};
-  }
-  const auto free = static_cast<int64_t>(memory->free_bytes);
-  const auto kept = static_cast<int64_t>((1.0 - flags.gpu_memory_utilization) *
-                                         static_cast<double>(memory->total_bytes));
-  const int64_t left = free - kept - kDeviceReserveBytes;
-  if (left <= 0) {
-    return Error{ErrorCode::kOverloaded,
-                 fmt::format("the model leaves {:.0f} MiB of the GPU free, and "
-                             "--gpu-memory-utilization {} keeps {:.0f} MiB of that",
-                             mib(free), flags.gpu_memory_utilization, mib(kept)),
-                 "--gpu-memory-utilization"};
-  }
-  const int64_t wanted = flags.kv_cache_memory_bytes > 0 ? flags.kv_cache_memory_bytes
-                         : has_adapters                  ? left / 2
-                                                         : left;
-  kv.budget_bytes = std::min(left, wanted);
-  MEDLEY_TRY_ASSIGN(const int num_pages, plan_kv_pages(spec, kv));
-  const int64_t kv_bytes = num_pages * kv_page_bytes(spec, kv.dtype, kv.page_size);
-  return MemoryPlan{.num_pages = num_pages, .adapter_bytes = left - kv_bytes};
 }
 
 int max_loras_of(const ModelFlags& flags) {
@@ -133,7 +97,7 @@ Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
                       .page_size = kPageSize,
                       .dtype = dtype};
   MEDLEY_TRY_ASSIGN(const MemoryPlan plan,
-                    plan_memory(flags, spec, *loaded.backend, loaded.max_loras > 0, kv));
+                    plan_memory(flags, spec, loaded.backend->memory(), loaded.max_loras > 0, kv));
   if (loaded.max_loras > 0) {
     MEDLEY_TRY_ASSIGN(loaded.adapters,
                       AdapterStore::create(spec, *loaded.backend,
@@ -152,8 +116,7 @@ Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
                                                   .max_pages = plan_page_table(kv, plan.num_pages)},
                                          .num_pages = plan.num_pages,
                                          .page_size = kPageSize}));
-  log::info("{} KV pages of {} tokens, {:.1f} MiB", plan.num_pages, kPageSize,
-            mib(plan.num_pages * kv_page_bytes(spec, dtype, kPageSize)));
+  log::info("{} KV pages of {} tokens, {:.1f} MiB", plan.num_pages, kPageSize, mib(plan.kv_bytes));
   return loaded;
 }
 

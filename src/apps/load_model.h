@@ -54,8 +54,7 @@ Result<LoraModule> parse_lora_module(const std::string& text);
 // "auto" is the checkpoint's own type where it can be computed in, else bfloat16.
 Result<DType> parse_dtype(const std::string& text, DType checkpoint);
 
-// What recorded graphs and the driver take after memory was planned.
-inline constexpr int64_t kDeviceReserveBytes = int64_t{512} << 20;
+inline constexpr int kPageSize = 16;  // tokens of a KV page
 
 // A model ready to run, its adapters registered. Members are in the order in which they depend on
 // each other.
@@ -70,7 +69,8 @@ struct LoadedModel {
   int max_loras = 0;
 };
 
-// `folder` is that of `flags`. `reader`: how the paths of adapters become weights, where that is not as PEFT folders.
+// `folder` is that of `flags`. `reader`: how the paths of adapters become weights, where that is
+// not as PEFT folders.
 Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
                                const AdapterReader& reader = {});
 

@@ -54,9 +54,9 @@ def test_serve_says_what_failed(server):
 
 def test_capacity():
     done = run("capacity", MODEL, "--device-memory-gib", 80, "--max-model-len", 512)
-    assert "adapters beside" in done.stdout
+    assert "at once" in done.stdout
     assert "80.00 GiB" in done.stdout
-    assert int(done.stdout.split("adapters beside")[1].split()[0]) > 1000
+    assert int(done.stdout.split("GiB each: ")[1].split()[0]) > 1000
     done = run("capacity", MODEL, "--device-memory-gib", 80, "--gpu-memory-utilization", 0.01, "--max-num-seqs", 4096,
                "--max-num-batched-tokens", 1000000, code=1)
-    assert "does not fit" in done.stderr
+    assert "--gpu-memory-utilization 0.01" in done.stderr
