@@ -14,8 +14,8 @@ inline constexpr int kWarpSize = 32;
 __device__ __forceinline__ void wait_for_predecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-// After wait_for_predecessor(), unless whatever follows reads only weights and step inputs before its
-// own wait (docs/performance.md).
+// After wait_for_predecessor(), unless whatever follows reads only weights and step inputs before
+// its own wait (docs/performance.md).
 __device__ __forceinline__ void launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
