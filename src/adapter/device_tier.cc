@@ -28,17 +28,17 @@ Result<bool> DeviceTier::start_upload(const std::shared_ptr<AdapterContent>& con
                                       Stream& stream) {
   MEDLEY_TRY(check_fits(*content->packed));
   if (content->upload_error) {
-    if (content->upload_error->code != ErrorCode::kOverloaded) {
-      return *std::exchange(content->upload_error, std::nullopt);
-    }
+    const Error error = *content->upload_error;
     // Enough bytes were free, but not in one piece: one more has to go.
-    if (!evict_one(stream)) {
+    if (error.code == ErrorCode::kOverloaded && !evict_one(stream)) {
       const bool any =
           std::ranges::any_of(slots_, [](const auto& slot) { return slot != nullptr; });
       if (any) return false;
-      return *std::exchange(content->upload_error, std::nullopt);
+      content->upload_error.reset();
+      return error;
     }
     content->upload_error.reset();
+    if (error.code != ErrorCode::kOverloaded) return error;
   }
   const size_t wanted = content->packed->device_bytes();
   auto slot = std::ranges::find(slots_, nullptr);

@@ -96,8 +96,10 @@ BenchRun run_once(const BenchServeFlags& flags, const ServerAddress& address,
                          : start_ns;
   }
   {
+    const int num_clients = std::min(concurrency, count);
     std::vector<std::jthread> clients;
-    for (int c = 0; c < std::min(concurrency, count); ++c) {
+    clients.reserve(num_clients);
+    for (int c = 0; c < num_clients; ++c) {
       clients.emplace_back([&] {
         HttpClient client(address);
         for (int i; (i = next.fetch_add(1)) < count;) {

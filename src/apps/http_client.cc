@@ -67,13 +67,19 @@ struct HttpClient::State {
     const auto endpoints = resolver.resolve(address.host, address.port, error);
     if (!error) asio::connect(socket, endpoints, error);
     if (error) return failed("connect", error);
-    socket.set_option(asio::ip::tcp::no_delay(true), error);
+    error = socket.set_option(asio::ip::tcp::no_delay(true), error);
+    if (error) return failed("no_delay", error);
     return {};
   }
 
-  Error failed(const char* what, const beast::error_code& error) {
+  // The server may have closed its side already.
+  void close() {
     beast::error_code ignored;
-    socket.close(ignored);
+    static_cast<void>(socket.close(ignored));
+  }
+
+  Error failed(const char* what, const beast::error_code& error) {
+    close();
     return Error{ErrorCode::kUnavailable,
                  fmt::format("{}:{}: {}: {}", address.host, address.port, what, error.message())};
   }
@@ -107,10 +113,7 @@ struct HttpClient::State {
         refusal += read;
       }
     }
-    if (!parser.keep_alive()) {
-      beast::error_code ignored;
-      socket.close(ignored);
-    }
+    if (!parser.keep_alive()) close();
     if (status == 200) return {};
     return Error{ErrorCode::kUnavailable, fmt::format("status {}: {}", status, refusal)};
   }

@@ -32,7 +32,7 @@ ModelFlags flags() {
 
 TEST(MemoryPlan, WithoutAdaptersKeysAndValuesGetAll) {
   const MemoryPlan plan = *plan_memory(flags(), spec(), kGpu, /*has_adapters=*/false, kv());
-  EXPECT_NEAR(plan.num_pages, kLeft / kPageBytes, 1);
+  EXPECT_EQ(plan.num_pages, kLeft / kPageBytes);
   EXPECT_EQ(plan.kv_bytes, plan.num_pages * kPageBytes);
 }
 
