@@ -5,7 +5,7 @@
 namespace medley::cuda {
 namespace {
 
-constexpr size_t kLimit = 225 * 1024;
+constexpr size_t kLimit = size_t{225} * 1024;
 
 TEST(MatrixLayout, GptOssExperts) {
   const MatrixLayout layout = make_matrix_layout(StreamFormat::kMxfp4, 5760, 2880);

@@ -155,9 +155,9 @@ BSources b_sources(const LoraModulePlan& plan, int unit) {
 
 // Rows g and g + 8 of a unit: `rank` values each.
 void put_b_rows(const uint16_t* low, const uint16_t* high, int blocks, int g, uint8_t* unit) {
-  for (int block = 0; block < blocks; ++block) {
+  for (int64_t block = 0; block < blocks; ++block) {
     interleave_pairs(low + block * kRankBlock, high + block * kRankBlock,
-                     unit + block * kRankBlockBytes + g * kBlockBytes / kUnitRows);
+                     unit + block * kRankBlockBytes + int64_t{g} * kBlockBytes / kUnitRows);
   }
 }
 
@@ -192,8 +192,8 @@ void pack_b(const LoraPackTask& task) {
         read(sources[g], low);
         read(sources[g + kHalfUnit], high);
         for (int matrix = 0; matrix < num_matrices; ++matrix) {
-          put_b_rows(low.data() + matrix * plan.rank, high.data() + matrix * plan.rank, blocks, g,
-                     unit_of(matrix, unit));
+          const auto row = static_cast<ptrdiff_t>(matrix) * plan.rank;
+          put_b_rows(low.data() + row, high.data() + row, blocks, g, unit_of(matrix, unit));
         }
       }
       continue;

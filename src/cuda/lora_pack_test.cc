@@ -121,11 +121,11 @@ void expect_packed(const LoraModuleWeights& module, const LoraSiteShape& shape, 
       part_begin += shape.part_rows[i];
       const MatrixView a = pair == nullptr ? MatrixView{} : of(pair->a);
       for (int64_t k = 0; k < rank; ++k) {
-        const float scale = entry.scale[i * rank + k];
+        const float scale = entry.scale[int64_t{i} * rank + k];
         const bool real = pair != nullptr && k < pair->rank;
         ASSERT_EQ(scale, real ? pair->scale[k] : 0.0f);
         for (int64_t col = 0; col < blocks * 32; ++col) {
-          const int64_t unit = (i * rank + k) / 16;
+          const int64_t unit = (int64_t{i} * rank + k) / 16;
           const int64_t row = k % 16;
           const uint8_t* at = entry.a + expert * entry.a_expert_bytes + unit * blocks * 1024 +
                               col / 32 * 1024 + row / 8 * 512 + (row % 8 * 4 + col % 32 / 8) * 16 +
@@ -248,7 +248,7 @@ INSTANTIATE_TEST_SUITE_P(, PackLora,
                                                               Layout::kExpertInner)));
 
 TEST(PackLoraErrors, NameTheSiteAndBothNumbers) {
-  const std::vector<uint16_t> zeros(64 * 64);
+  const std::vector<uint16_t> zeros(size_t{64} * 64);
   const auto view = [&](int64_t rows, int64_t cols) {
     return MatrixView{.data = zeros.data(), .rows = rows, .cols = cols, .row_stride = cols};
   };

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include <algorithm>
 #include <random>
 #include <vector>
@@ -32,8 +34,8 @@ TEST(RangeAllocatorTest, TakesTheSmallestRangeThatFits) {
 
 TEST(RangeAllocatorTest, NeighboursJoinOnBothSides) {
   RangeAllocator ranges(3 * kUnit);
-  std::vector<size_t> all;
-  for (int i = 0; i < 3; ++i) all.push_back(ranges.allocate(kUnit).value());
+  std::array<size_t, 3> all;
+  for (size_t& offset : all) offset = ranges.allocate(kUnit).value();
   ranges.free(all[0]);
   ranges.free(all[2]);
   EXPECT_EQ(ranges.largest_free(), kUnit);

@@ -83,11 +83,11 @@ void transpose_block(const uint16_t* in, int64_t in_stride, uint16_t* out, int64
     r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i * in_stride));
   }
   __m128i pairs[8];
-  for (int i = 0; i < 4; ++i) {
+  for (size_t i = 0; i < 4; ++i) {
     pairs[i] = _mm_unpacklo_epi16(r[2 * i], r[2 * i + 1]);      // columns 0-3 of rows 2 i, 2 i + 1
     pairs[i + 4] = _mm_unpackhi_epi16(r[2 * i], r[2 * i + 1]);  // columns 4-7
   }
-  for (int half = 0; half < 2; ++half) {
+  for (size_t half = 0; half < 2; ++half) {
     const __m128i* p = pairs + 4 * half;
     const __m128i low01 = _mm_unpacklo_epi32(p[0], p[1]);   // columns 0, 1 of rows 0-3
     const __m128i low23 = _mm_unpacklo_epi32(p[2], p[3]);   // of rows 4-7
@@ -158,7 +158,7 @@ void interleave_pairs(const uint16_t* low, const uint16_t* high, uint8_t* out) {
   const auto* low_words = reinterpret_cast<const __m128i*>(low);
   const auto* high_words = reinterpret_cast<const __m128i*>(high);
   auto* words = reinterpret_cast<__m128i*>(out);
-  for (int half = 0; half < 2; ++half) {
+  for (size_t half = 0; half < 2; ++half) {
     const __m128i l = _mm_loadu_si128(low_words + half);
     const __m128i h = _mm_loadu_si128(high_words + half);
     _mm_stream_si128(words + 2 * half, _mm_unpacklo_epi32(l, h));

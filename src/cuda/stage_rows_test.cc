@@ -10,7 +10,7 @@ namespace {
 
 // Rows of 16 bytes of codes and, padded to 16 bytes, one scale.
 TEST(StageRows, Mxfp4RowsAndPadding) {
-  std::vector<uint8_t> codes(3 * 16);
+  std::vector<uint8_t> codes(size_t{3} * 16);
   std::iota(codes.begin(), codes.end(), 1);
   const std::vector<uint8_t> scales = {100, 101, 102};
   const MatrixView view{.format = WeightFormat::kMxfp4,

@@ -28,7 +28,7 @@ int num_lanes() {
 
 std::vector<uint32_t> make_code_words() {
   std::vector<uint32_t> words(kCodeWordTable);
-  for (int i = 0; i < kCodeWordTable; ++i) {
+  for (size_t i = 0; i < words.size(); ++i) {
     std::array<uint8_t, 8> codes = {};
     codes[i / 256 * 2] = i & 0xf;
     codes[i / 256 * 2 + 1] = i >> 4 & 0xf;
@@ -39,7 +39,8 @@ std::vector<uint32_t> make_code_words() {
 
 // Pieces of about equal size of `count` items, small enough for all lanes to have some.
 int64_t items_per_chunk(int64_t count, int64_t item_bytes, int64_t total_bytes) {
-  const int64_t bytes = std::clamp(total_bytes / (2 * num_lanes()), kMinChunkBytes, kMaxChunkBytes);
+  const int64_t bytes =
+      std::clamp(total_bytes / (int64_t{2} * num_lanes()), kMinChunkBytes, kMaxChunkBytes);
   const int64_t most = std::max<int64_t>(1, bytes / item_bytes);
   const int64_t chunks = (count + most - 1) / most;
   return (count + chunks - 1) / chunks;
