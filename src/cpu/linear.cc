@@ -98,8 +98,8 @@ class CpuDenseMlp : public DenseMlp {
 
     const float** x = widen_rows(context_, args.x, rows, hidden);
     float** acc = context_.workspace.out_rows.reserve(rows);
-    float* wide = context_.workspace.inner.reserve(rows * 2 * inner);
-    for (int row = 0; row < rows; ++row) acc[row] = wide + row * 2 * inner;
+    float* wide = context_.workspace.inner.reserve(int64_t{rows} * 2 * inner);
+    for (int row = 0; row < rows; ++row) acc[row] = wide + int64_t{row} * 2 * inner;
     const GemmProblem up_problem{&gate_up.matrix, x, acc, rows};
     gemm({&up_problem, 1}, context_.pool);
     apply_dense_lora(
@@ -144,7 +144,7 @@ Result<std::unique_ptr<DenseMlp>> make_dense_mlp(Context& context, const DenseMl
   MEDLEY_TRY(check_dtype(desc.dtype));
   const int64_t inner = desc.mlp.intermediate_size;
   reserve_rows(context, desc.hidden_size, desc.hidden_size);
-  context.workspace.inner.reserve(std::max(context.max_rows(), desc.max_rows) * 2 * inner);
+  context.workspace.inner.reserve(int64_t{std::max(context.max_rows(), desc.max_rows)} * 2 * inner);
   return std::unique_ptr<DenseMlp>(std::make_unique<CpuDenseMlp>(context, desc));
 }
 

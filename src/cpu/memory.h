@@ -34,7 +34,7 @@ class AlignedBuffer {
   size_t num_bytes() const { return num_bytes_; }
 
  private:
-  void swap(AlignedBuffer& other) {
+  void swap(AlignedBuffer& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(num_bytes_, other.num_bytes_);
   }

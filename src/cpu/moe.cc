@@ -72,10 +72,10 @@ class CpuMoeGateUp : public MoeGateUp {
     const float* const* x = widen_rows(context_, args.x, step.num_rows(), desc_.hidden_size);
     const float** routed_x = workspace.routed_x.reserve(routing.num_routed);
     float** acc = workspace.out_rows.reserve(routing.num_routed);
-    float* base = workspace.acc.reserve(routing.num_routed * 2 * inner);
+    float* base = workspace.acc.reserve(int64_t{routing.num_routed} * 2 * inner);
     for (int r = 0; r < routing.num_routed; ++r) {
       routed_x[r] = x[routing.row_of_routed[r]];
-      acc[r] = base + r * 2 * inner;
+      acc[r] = base + int64_t{r} * 2 * inner;
     }
     run_experts(context_, {routing,
                            experts,
@@ -139,7 +139,7 @@ class CpuMoeDown : public MoeDown {
 
 Result<std::unique_ptr<MoeGateUp>> make_moe_gate_up(Context& context, const MoeGateUpDesc& desc) {
   MEDLEY_TRY(check_dtype(desc.dtype));
-  reserve_rows(context, desc.hidden_size, 2 * desc.moe.intermediate_size);
+  reserve_rows(context, desc.hidden_size, int64_t{2} * desc.moe.intermediate_size);
   context.workspace.routed_x.reserve(context.max_rows());
   context.workspace.problems.reserve(context.max_rows());
   return std::unique_ptr<MoeGateUp>(std::make_unique<CpuMoeGateUp>(context, desc));

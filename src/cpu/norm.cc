@@ -62,7 +62,7 @@ void run_add_norm(Context& context, const AddNormDesc& desc, const AddNormArgs& 
   const int64_t n = desc.hidden_size;
   const auto& norm = static_cast<const PackedVector&>(*args.norm).values;
   MEDLEY_CHECK_EQ(static_cast<int64_t>(norm.size()), n);
-  float* scratch = context.workspace.acc.reserve(num_rows * 3 * n);
+  float* scratch = context.workspace.acc.reserve(int64_t{num_rows} * 3 * n);
   parallel_rows(context.pool, num_rows, 4 * n, [&](int64_t row) {
     float* sum = scratch + row * 3 * n;
     add_delta(desc, args, row, sum, sum + n);

@@ -46,7 +46,8 @@ class CpuRouter : public AddNormRoute {
     const int k = desc_.moe.experts_per_token;
     MEDLEY_CHECK_LE(static_cast<size_t>(rows) * k, routing.experts.size());
     for (int row = 0; row < rows; ++row) {
-      choose(acc[row], routing.experts.data() + row * k, routing.weights.data() + row * k);
+      choose(acc[row], routing.experts.data() + int64_t{row} * k,
+             routing.weights.data() + int64_t{row} * k);
     }
     group(step, routing);
   }
@@ -126,7 +127,7 @@ Result<std::unique_ptr<AddNormRoute>> make_router(Context& context, const AddNor
     return invalid_argument(fmt::format("experts_per_token {}: expected 1 to {}",
                                         moe.experts_per_token, moe.num_experts));
   }
-  reserve_rows(context, desc.add_norm.hidden_size, 3 * desc.add_norm.hidden_size);
+  reserve_rows(context, desc.add_norm.hidden_size, int64_t{3} * desc.add_norm.hidden_size);
   context.workspace.inner.reserve(static_cast<int64_t>(context.step.max_rows) * moe.num_experts);
   return std::unique_ptr<AddNormRoute>(std::make_unique<CpuRouter>(context, desc));
 }

@@ -202,8 +202,9 @@ class CpuSampler : public Sampler {
     out_.ranks[i] = rank;
     for (int64_t j = 0; j < std::min(num_top, desc_.vocab_size); ++j) {
       const int32_t id = ranking.at(j);
-      out_.top_ids[i * kMaxTopLogprobs + j] = id;
-      out_.top_logprobs[i * kMaxTopLogprobs + j] = static_cast<float>(logits[id] - log_sum);
+      out_.top_ids[int64_t{i} * kMaxTopLogprobs + j] = id;
+      out_.top_logprobs[int64_t{i} * kMaxTopLogprobs + j] =
+          static_cast<float>(logits[id] - log_sum);
     }
   }
 

@@ -57,6 +57,7 @@ void GenerationService::submit(api::Shape shape, std::string body,
           .exchange = std::move(exchange),
           .arrival_ns = now_ns()};
   if (jobs_.try_push(std::move(job))) return;
+  // NOLINTNEXTLINE(bugprone-use-after-move): a queue that refuses takes nothing.
   job.exchange->respond(
       error_reply({ErrorCode::kOverloaded,
                    fmt::format("{} requests are waiting already", options_.queue_capacity)}));

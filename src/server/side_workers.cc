@@ -19,6 +19,7 @@ SideWorkers::~SideWorkers() {
 void SideWorkers::submit(Answer answer, std::shared_ptr<Exchange> exchange) {
   Job job{.answer = std::move(answer), .exchange = std::move(exchange)};
   if (jobs_.try_push(std::move(job))) return;
+  // NOLINTNEXTLINE(bugprone-use-after-move): a queue that refuses takes nothing.
   job.exchange->respond(error_reply(
       {ErrorCode::kOverloaded, fmt::format("{} requests are waiting already", capacity_)}));
 }
