@@ -75,25 +75,16 @@ constexpr int64_t kNever = int64_t{1} << 62;
 
 Result<BenchRun> run_once(const BenchOfflineFlags& flags, int concurrency, Workload& workload,
                           Recorder& recorder, Engine& engine) {
-  const int num_requests = flags.num_requests > 0 ? flags.num_requests : concurrency;
-  BenchRun run = {.mode = "offline",
-                  .concurrency = concurrency,
-                  .request_rate = flags.request_rate,
-                  .input_len = flags.input_len,
-                  .output_len = flags.output_len,
-                  .adapter_mix = flags.adapter_mix,
-                  .num_adapters = flags.num_adapters};
+  const int num_requests = num_requests_of(flags, concurrency);
+  BenchRun run = start_run("offline", flags, concurrency, flags.num_adapters);
   recorder.start(num_requests);
   const uint64_t steps_before = engine.stats().num_steps;
   BenchProgress progress(num_requests);
   const int64_t start_ns = now_ns();
   int num_done = 0;
   for (int i = 0; i < num_requests; ++i) {
-    const int64_t due_ns =
-        flags.request_rate > 0
-            ? start_ns + static_cast<int64_t>(static_cast<double>(i) * 1e9 / flags.request_rate)
-            : start_ns;
-    while (now_ns() < due_ns) num_done = recorder.wait_beyond(num_done, due_ns);
+    const int64_t due = due_ns(flags, i, start_ns);
+    while (now_ns() < due) num_done = recorder.wait_beyond(num_done, due);
     while (i - num_done >= concurrency) num_done = recorder.wait_beyond(num_done, kNever);
     progress.update(num_done, i - num_done);
     const int adapter = workload.next_adapter();
@@ -111,11 +102,7 @@ Result<BenchRun> run_once(const BenchOfflineFlags& flags, int concurrency, Workl
     progress.update(num_done, num_requests - num_done);
   }
   run.requests = recorder.take();
-  int64_t end_ns = start_ns;
-  for (const RequestRecord& request : run.requests) {
-    if (!request.token_ns.empty()) end_ns = std::max(end_ns, request.token_ns.back());
-  }
-  run.seconds = static_cast<double>(end_ns - start_ns) * 1e-9;
+  set_seconds(run, start_ns);
   run.num_steps = engine.stats().num_steps - steps_before;
   return run;
 }
@@ -178,24 +165,16 @@ Result<void> bench_offline(const BenchOfflineFlags& given) {
 
   Workload workload(flags, flags.num_adapters, folder.spec.vocab_size);
   // Brings every adapter to the device, and pages in what the first step of each kind touches.
-  BenchOfflineFlags warmup = flags;
-  warmup.output_len = std::min(flags.output_len, 4);
-  warmup.num_requests = std::max(flags.num_adapters, 1);
-  warmup.request_rate = 0.0;
-  MEDLEY_TRY(run_once(warmup, most, workload, recorder, *engine));
+  BenchOfflineFlags warm_up = flags;
+  static_cast<WorkloadFlags&>(warm_up) = warm_up_of(flags, flags.num_adapters);
+  MEDLEY_TRY(run_once(warm_up, most, workload, recorder, *engine));
   std::vector<BenchRun> runs;
   for (const int concurrency : flags.concurrency) {
     MEDLEY_TRY_ASSIGN(BenchRun run, run_once(flags, concurrency, workload, recorder, *engine));
-    const BenchSummary summary = summarise(run);
-    fmt::print("{}", describe(run, summary));
-    std::fflush(stdout);
+    print(run);
     runs.push_back(std::move(run));
   }
-  if (!flags.json.empty()) MEDLEY_TRY(write_json(flags.json, runs));
-  for (const BenchRun& run : runs) {
-    if (summarise(run).num_failed > 0) return internal_error("not all requests were answered");
-  }
-  return {};
+  return finish(runs, flags.json);
 }
 
 }  // namespace medley::apps

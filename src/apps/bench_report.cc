@@ -28,55 +28,6 @@ std::string line(const char* name, const Percentiles& p) {
                      p.p90, p.p99, p.max);
 }
 
-}  // namespace
-
-double percentile(const std::vector<double>& sorted, double p) {
-  if (sorted.empty()) return 0.0;
-  const double at = p * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<size_t>(std::floor(at));
-  const size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (sorted[above] - sorted[below]) * (at - static_cast<double>(below));
-}
-
-Percentiles percentiles_of(std::vector<double> values) {
-  if (values.empty()) return {};
-  std::ranges::sort(values);
-  return {.mean = std::accumulate(values.begin(), values.end(), 0.0) /
-                  static_cast<double>(values.size()),
-          .p50 = percentile(values, 0.5),
-          .p90 = percentile(values, 0.9),
-          .p99 = percentile(values, 0.99),
-          .max = values.back()};
-}
-
-BenchSummary summarise(const BenchRun& run) {
-  BenchSummary summary;
-  std::vector<double> ttft, itl, e2e;
-  int64_t num_prompt_tokens = 0;
-  for (const RequestRecord& request : run.requests) {
-    const bool complete = request.error.empty() && request.num_tokens == run.output_len;
-    ++(complete ? summary.num_completed : summary.num_failed);
-    const std::vector<int64_t>& times = request.token_ns;
-    num_prompt_tokens += request.num_prompt_tokens;
-    summary.num_output_tokens += request.num_tokens;
-    if (times.empty()) continue;
-    ttft.push_back(static_cast<double>(times.front() - request.sent_ns) / kNsPerMs);
-    e2e.push_back(static_cast<double>(times.back() - request.sent_ns) / kNsPerMs);
-    for (size_t i = 1; i < times.size(); ++i) {
-      itl.push_back(static_cast<double>(times[i] - times[i - 1]) / kNsPerMs);
-    }
-  }
-  summary.ttft_ms = percentiles_of(std::move(ttft));
-  summary.itl_ms = percentiles_of(std::move(itl));
-  summary.e2e_ms = percentiles_of(std::move(e2e));
-  if (run.seconds > 0) {
-    summary.output_tokens_per_s = static_cast<double>(summary.num_output_tokens) / run.seconds;
-    summary.input_tokens_per_s = static_cast<double>(num_prompt_tokens) / run.seconds;
-  }
-  if (summary.itl_ms.p50 > 0) summary.user_tokens_per_s = 1e3 / summary.itl_ms.p50;
-  return summary;
-}
-
 std::string describe(const BenchRun& run, const BenchSummary& summary) {
   const std::string adapters =
       run.num_adapters == 0 || run.adapter_mix == "base"
@@ -135,6 +86,87 @@ Result<void> write_json(const std::string& path, const std::vector<BenchRun>& ru
   file << results.dump(2) << "\n";
   file.close();
   if (!file) return invalid_argument(fmt::format("cannot write {}", path), "--json");
+  return {};
+}
+
+}  // namespace
+
+double percentile(const std::vector<double>& sorted, double p) {
+  if (sorted.empty()) return 0.0;
+  const double at = p * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<size_t>(std::floor(at));
+  const size_t above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (sorted[above] - sorted[below]) * (at - static_cast<double>(below));
+}
+
+Percentiles percentiles_of(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::ranges::sort(values);
+  return {.mean = std::accumulate(values.begin(), values.end(), 0.0) /
+                  static_cast<double>(values.size()),
+          .p50 = percentile(values, 0.5),
+          .p90 = percentile(values, 0.9),
+          .p99 = percentile(values, 0.99),
+          .max = values.back()};
+}
+
+BenchSummary summarise(const BenchRun& run) {
+  BenchSummary summary;
+  std::vector<double> ttft, itl, e2e;
+  int64_t num_prompt_tokens = 0;
+  for (const RequestRecord& request : run.requests) {
+    const bool complete = request.error.empty() && request.num_tokens == run.output_len;
+    ++(complete ? summary.num_completed : summary.num_failed);
+    const std::vector<int64_t>& times = request.token_ns;
+    num_prompt_tokens += request.num_prompt_tokens;
+    summary.num_output_tokens += request.num_tokens;
+    if (times.empty()) continue;
+    ttft.push_back(static_cast<double>(times.front() - request.sent_ns) / kNsPerMs);
+    e2e.push_back(static_cast<double>(times.back() - request.sent_ns) / kNsPerMs);
+    for (size_t i = 1; i < times.size(); ++i) {
+      itl.push_back(static_cast<double>(times[i] - times[i - 1]) / kNsPerMs);
+    }
+  }
+  summary.ttft_ms = percentiles_of(std::move(ttft));
+  summary.itl_ms = percentiles_of(std::move(itl));
+  summary.e2e_ms = percentiles_of(std::move(e2e));
+  if (run.seconds > 0) {
+    summary.output_tokens_per_s = static_cast<double>(summary.num_output_tokens) / run.seconds;
+    summary.input_tokens_per_s = static_cast<double>(num_prompt_tokens) / run.seconds;
+  }
+  if (summary.itl_ms.p50 > 0) summary.user_tokens_per_s = 1e3 / summary.itl_ms.p50;
+  return summary;
+}
+
+BenchRun start_run(const char* mode, const WorkloadFlags& flags, int concurrency,
+                   int num_adapters) {
+  return {.mode = mode,
+          .concurrency = concurrency,
+          .request_rate = flags.request_rate,
+          .input_len = flags.input_len,
+          .output_len = flags.output_len,
+          .adapter_mix = flags.adapter_mix,
+          .num_adapters = num_adapters};
+}
+
+void set_seconds(BenchRun& run, int64_t start_ns) {
+  int64_t end_ns = start_ns;
+  for (const RequestRecord& request : run.requests) {
+    if (!request.token_ns.empty()) end_ns = std::max(end_ns, request.token_ns.back());
+  }
+  run.seconds = static_cast<double>(end_ns - start_ns) * 1e-9;
+}
+
+void print(const BenchRun& run) {
+  fmt::print("{}", describe(run, summarise(run)));
+  std::fflush(stdout);
+}
+
+Result<void> finish(const std::vector<BenchRun>& runs, const std::string& json) {
+  if (!json.empty()) MEDLEY_TRY(write_json(json, runs));
+  for (const BenchRun& run : runs) {
+    if (summarise(run).num_failed > 0) return internal_error("not all requests were answered");
+  }
   return {};
 }
 

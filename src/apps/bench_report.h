@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/bench_workload.h"
 #include "base/error.h"
 
 namespace medley::apps {
@@ -52,9 +53,13 @@ struct BenchSummary {
   Percentiles e2e_ms;
 };
 
+BenchRun start_run(const char* mode, const WorkloadFlags& flags, int concurrency, int num_adapters);
+// Once the requests are there: the time from `start_ns` to the last token.
+void set_seconds(BenchRun& run, int64_t start_ns);
 BenchSummary summarise(const BenchRun& run);
-std::string describe(const BenchRun& run, const BenchSummary& summary);
-Result<void> write_json(const std::string& path, const std::vector<BenchRun>& runs);
+void print(const BenchRun& run);
+// Writes the results to `json` (empty: nowhere). An error when some request was not answered.
+Result<void> finish(const std::vector<BenchRun>& runs, const std::string& json);
 
 // One line that is rewritten while requests end: on a terminal only.
 class BenchProgress {

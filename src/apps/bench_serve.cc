@@ -75,14 +75,8 @@ RequestRecord send(HttpClient& client, const Job& job) {
 
 BenchRun run_once(const BenchServeFlags& flags, const ServerAddress& address,
                   const std::string& model, int concurrency, Workload& workload) {
-  const int count = flags.num_requests > 0 ? flags.num_requests : concurrency;
-  BenchRun run = {.mode = "serve",
-                  .concurrency = concurrency,
-                  .request_rate = flags.request_rate,
-                  .input_len = flags.input_len,
-                  .output_len = flags.output_len,
-                  .adapter_mix = flags.adapter_mix,
-                  .num_adapters = static_cast<int>(flags.adapters.size())};
+  const int count = num_requests_of(flags, concurrency);
+  BenchRun run = start_run("serve", flags, concurrency, static_cast<int>(flags.adapters.size()));
   std::vector<Job> jobs = make_jobs(flags, model, count, workload);
   run.requests.resize(count);
   std::atomic<int> next = 0;
@@ -91,9 +85,7 @@ BenchRun run_once(const BenchServeFlags& flags, const ServerAddress& address,
   BenchProgress progress(count);
   const int64_t start_ns = now_ns();
   for (int i = 0; i < count; ++i) {
-    jobs[i].due_ns = flags.request_rate > 0
-                         ? start_ns + static_cast<int64_t>(i * 1e9 / flags.request_rate)
-                         : start_ns;
+    jobs[i].due_ns = due_ns(flags, i, start_ns);
   }
   {
     const int num_clients = std::min(concurrency, count);
@@ -110,11 +102,7 @@ BenchRun run_once(const BenchServeFlags& flags, const ServerAddress& address,
       });
     }
   }
-  int64_t end_ns = start_ns;
-  for (const RequestRecord& request : run.requests) {
-    if (!request.token_ns.empty()) end_ns = std::max(end_ns, request.token_ns.back());
-  }
-  run.seconds = static_cast<double>(end_ns - start_ns) * 1e-9;
+  set_seconds(run, start_ns);
   return run;
 }
 
@@ -149,22 +137,15 @@ Result<void> bench_serve(const BenchServeFlags& flags) {
     MEDLEY_TRY_ASSIGN(model, first_model(address));
   }
   Workload workload(flags, static_cast<int>(flags.adapters.size()), flags.vocab_size);
-  BenchServeFlags warmup = flags;
-  warmup.output_len = std::min(flags.output_len, 4);
-  warmup.num_requests = std::max(1, static_cast<int>(flags.adapters.size()));
-  warmup.request_rate = 0.0;
-  run_once(warmup, address, model, *std::ranges::max_element(flags.concurrency), workload);
+  BenchServeFlags warm_up = flags;
+  static_cast<WorkloadFlags&>(warm_up) = warm_up_of(flags, static_cast<int>(flags.adapters.size()));
+  run_once(warm_up, address, model, *std::ranges::max_element(flags.concurrency), workload);
   std::vector<BenchRun> runs;
   for (const int concurrency : flags.concurrency) {
     runs.push_back(run_once(flags, address, model, concurrency, workload));
-    fmt::print("{}", describe(runs.back(), summarise(runs.back())));
-    std::fflush(stdout);
+    print(runs.back());
   }
-  if (!flags.json.empty()) MEDLEY_TRY(write_json(flags.json, runs));
-  for (const BenchRun& run : runs) {
-    if (summarise(run).num_failed > 0) return internal_error("not all requests were answered");
-  }
-  return {};
+  return finish(runs, flags.json);
 }
 
 }  // namespace medley::apps

@@ -48,6 +48,23 @@ void add_workload_flags(CLI::App& app, WorkloadFlags& flags) {
   app.add_option("--json", flags.json, "file for the results")->group(group);
 }
 
+int num_requests_of(const WorkloadFlags& flags, int concurrency) {
+  return flags.num_requests > 0 ? flags.num_requests : concurrency;
+}
+
+int64_t due_ns(const WorkloadFlags& flags, int i, int64_t start_ns) {
+  if (flags.request_rate <= 0) return start_ns;
+  return start_ns + static_cast<int64_t>(i * 1e9 / flags.request_rate);
+}
+
+WorkloadFlags warm_up_of(const WorkloadFlags& flags, int num_adapters) {
+  WorkloadFlags warm_up = flags;
+  warm_up.output_len = std::min(flags.output_len, 4);
+  warm_up.num_requests = std::max(num_adapters, 1);
+  warm_up.request_rate = 0.0;
+  return warm_up;
+}
+
 Workload::Workload(const WorkloadFlags& flags, int num_adapters, int64_t vocab_size)
     : flags_(flags),
       num_adapters_(flags.adapter_mix == "base" ? 0 : num_adapters),

@@ -27,6 +27,13 @@ struct WorkloadFlags {
 
 void add_workload_flags(CLI::App& app, WorkloadFlags& flags);
 
+// Requests of a run at `concurrency`.
+int num_requests_of(const WorkloadFlags& flags, int concurrency);
+// When the i-th request of a run is to be sent, by now_ns().
+int64_t due_ns(const WorkloadFlags& flags, int i, int64_t start_ns);
+// A short run before the others: every adapter once, a few tokens each.
+WorkloadFlags warm_up_of(const WorkloadFlags& flags, int num_adapters);
+
 // Which adapter each request has, and its prompt. Not thread-safe.
 class Workload {
  public:
