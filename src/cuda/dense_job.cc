@@ -12,19 +12,14 @@ void run_dense(Context& context, DenseJob job, Stream& stream) {
   DenseGemmParams& params = job.params;
   job.lora &= params.lora != nullptr;
   if (job.lora) {
-    MEDLEY_CHECK_LE(job.max_rows * size_t{kShrinkStride} * 2, context.shrink_out.num_bytes());
-    params.s = context.shrink_out.as<__nv_bfloat16>();
+    params.s = run_lora_shrink(context,
+                               {.routing = params.rows,
+                                .lora = params.lora,
+                                .x = params.x,
+                                .in_size = params.in_size,
+                                .max_pairs = job.max_rows},
+                               stream);
     params.s_stride = kShrinkStride;
-    const LoraShrinkParams shrink = {.routing = params.rows,
-                                     .lora = params.lora,
-                                     .x = params.x,
-                                     .x_by_row = true,
-                                     .in_size = params.in_size,
-                                     .layout = lora_a_layout(params.in_size),
-                                     .s = context.shrink_out.as<__nv_bfloat16>(),
-                                     .s_stride = kShrinkStride};
-    launch_lora_shrink(select_lora_shrink(shrink.layout, job.max_rows), shrink, job.max_rows,
-                       cuda_stream(stream));
   }
   const DenseGemmConfig config = select_dense_gemm(
       {.layout = params.layout, .max_rows = job.max_rows, .num_sms = context.num_sms});

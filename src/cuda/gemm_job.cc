@@ -32,20 +32,16 @@ void run_gemm(Context& context, GemmJob job, Stream& stream) {
   ExpertGemmParams& params = job.params;
   job.lora &= params.lora != nullptr;
   if (job.lora) {
-    MEDLEY_CHECK_LE(job.max_pairs * size_t{kShrinkStride} * 2, context.shrink_out.num_bytes());
-    params.s = context.shrink_out.as<__nv_bfloat16>();
+    params.s = run_lora_shrink(context,
+                               {.routing = params.routing,
+                                .lora = params.lora,
+                                .x = params.x,
+                                .x_by_row = job.x_by_row,
+                                .in_size = params.in_size,
+                                .max_pairs = job.max_pairs},
+                               stream);
     params.s_stride = kShrinkStride;
     params.routed_before_predecessor = true;
-    const LoraShrinkParams shrink = {.routing = params.routing,
-                                     .lora = params.lora,
-                                     .x = params.x,
-                                     .x_by_row = job.x_by_row,
-                                     .in_size = params.in_size,
-                                     .layout = lora_a_layout(params.in_size),
-                                     .s = context.shrink_out.as<__nv_bfloat16>(),
-                                     .s_stride = kShrinkStride};
-    launch_lora_shrink(select_lora_shrink(shrink.layout, job.max_pairs), shrink, job.max_pairs,
-                       cuda_stream(stream));
   }
   const ExpertGemmConfig config = select_expert_gemm({.layout = params.layout,
                                                       .in_size = params.in_size,

@@ -13,4 +13,19 @@ LoraShrinkConfig select_lora_shrink(const MatrixLayout& layout, int max_pairs) {
   return {.num_warps = warps, .rank_step = 2, .cluster = max_pairs <= kMaxSharedPairs ? 4 : 1};
 }
 
+const __nv_bfloat16* run_lora_shrink(Context& context, const LoraShrinkJob& job, Stream& stream) {
+  MEDLEY_CHECK_LE(job.max_pairs * size_t{kShrinkStride} * 2, context.shrink_out.num_bytes());
+  const LoraShrinkParams params = {.routing = job.routing,
+                                   .lora = job.lora,
+                                   .x = job.x,
+                                   .x_by_row = job.x_by_row,
+                                   .in_size = job.in_size,
+                                   .layout = lora_a_layout(job.in_size),
+                                   .s = context.shrink_out.as<__nv_bfloat16>(),
+                                   .s_stride = kShrinkStride};
+  launch_lora_shrink(select_lora_shrink(params.layout, job.max_pairs), params, job.max_pairs,
+                     cuda_stream(stream));
+  return params.s;
+}
+
 }  // namespace medley::cuda

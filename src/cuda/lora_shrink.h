@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/context.h"
 #include "cuda/lora_shrink_kernel.h"
 
 namespace medley::cuda {
@@ -13,5 +14,17 @@ inline MatrixLayout lora_a_layout(int in_size) {
 // Few pairs leave the device idle: four blocks then share the columns. Keyed by shape and padded
 // batch, as it decides the order of a sum.
 LoraShrinkConfig select_lora_shrink(const MatrixLayout& layout, int max_pairs);
+
+struct LoraShrinkJob {
+  RoutingView routing;
+  const LoraEntry* lora = nullptr;  // (slots)
+  const __nv_bfloat16* x = nullptr;
+  bool x_by_row = true;
+  int in_size = 0;
+  int max_pairs = 0;  // of a launch
+};
+
+// Enqueues s = scale * A x of every pair; returns where it will be: (pairs, kShrinkStride).
+const __nv_bfloat16* run_lora_shrink(Context& context, const LoraShrinkJob& job, Stream& stream);
 
 }  // namespace medley::cuda

@@ -99,7 +99,8 @@ void group_rows(std::span<const int32_t> rows, std::span<const int32_t> adapter_
   }
 }
 
-void fill(const StepInputs& inputs, StepArrays& arrays) {
+// `all_rows` counts up from 0.
+void fill(const StepInputs& inputs, std::span<const int32_t> all_rows, StepArrays& arrays) {
   *arrays.num_rows = inputs.num_rows();
   *arrays.num_seqs = inputs.num_seqs();
   *arrays.num_logit_rows = inputs.num_logit_rows();
@@ -119,9 +120,7 @@ void fill(const StepInputs& inputs, StepArrays& arrays) {
   } else {
     std::ranges::copy(inputs.logit_targets, arrays.logit_targets);
   }
-  std::vector<int32_t> all_rows(inputs.num_rows());
-  std::iota(all_rows.begin(), all_rows.end(), 0);
-  group_rows(all_rows, inputs.adapter_of_row, arrays.rows);
+  group_rows(all_rows.first(inputs.num_rows()), inputs.adapter_of_row, arrays.rows);
   group_rows(inputs.logit_rows, inputs.adapter_of_row, arrays.selected);
 }
 
@@ -137,7 +136,8 @@ int padded_rows(int rows) {
 }
 
 CudaStep::CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepPlanner>>& planners)
-    : desc_(desc), planners_(planners) {
+    : desc_(desc), all_rows_(desc.max_rows), planners_(planners) {
+  std::iota(all_rows_.begin(), all_rows_.end(), 0);
   const size_t num_bytes = lay_out(nullptr, desc).num_bytes;
   memory_ = DeviceBuffer::allocate(num_bytes).value();
   const StepLayout layout = lay_out(memory_.as<std::byte>(), desc);
@@ -182,7 +182,7 @@ void CudaStep::update(const StepInputs& inputs, Stream& stream) {
   Staging& staging = stagings_[next_staging_];
   next_staging_ = (next_staging_ + 1) % kStagings;
   static_cast<void>(staging.copied.wait());  // a fault shows when the step is waited for
-  fill(inputs, is_decode_ ? staging.decode : staging.any);
+  fill(inputs, all_rows_, is_decode_ ? staging.decode : staging.any);
   const cudaStream_t on = cuda_stream(stream);
   const auto copy = [&](size_t offset, size_t num_bytes) {
     if (num_bytes == 0) return;

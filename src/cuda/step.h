@@ -82,6 +82,7 @@ class CudaStep : public Step {
   };
 
   const StepDesc desc_;
+  std::vector<int32_t> all_rows_;  // 0, 1, ...
   const std::vector<std::unique_ptr<StepPlanner>>& planners_;
   int num_rows_ = 0;
   int num_seqs_ = 0;
