@@ -21,6 +21,7 @@
 #include "chain_model.h"
 #include "cuda/check.h"
 #include "cuda/split_ops.h"
+#include "graph_timer.h"
 
 namespace medley::bench {
 namespace {
@@ -99,13 +100,8 @@ class Timer {
     for (int i = 0; i <= replays; ++i) {
       chain_.reset_residual();
       MEDLEY_CUDA_CHECK(cudaMemsetAsync(flush_.data(), i, kFlushBytes, chain_.stream().get()));
-      begin_.record(chain_.stream());
-      graph.launch(chain_.stream());
-      end_.record(chain_.stream());
-      MEDLEY_CHECK(end_.wait().ok(), "the device failed");
-      float ms = 0.0f;
-      MEDLEY_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_.get(), end_.get()));
-      if (i > 0) times.push_back(ms * 1000.0 / chain_.shape().num_layers);
+      const double us = timer_.time_us(graph, chain_.stream());
+      if (i > 0) times.push_back(us / chain_.shape().num_layers);
     }
     return median(times);
   }
@@ -126,7 +122,7 @@ class Timer {
  private:
   Chain& chain_;
   cuda::DeviceBuffer flush_;
-  cuda::CudaEvent begin_, end_;
+  GraphTimer timer_;
 };
 
 double distance(const std::vector<float>& x, const std::vector<float>& y) {

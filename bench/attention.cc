@@ -19,6 +19,7 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/memory.h"
 #include "cuda/stream.h"
+#include "graph_timer.h"
 
 namespace medley::bench {
 namespace {
@@ -174,15 +175,9 @@ class AttentionBench {
     cuda::CudaGraph graph(stream_, all);
     std::vector<float> times;
     std::vector<uint16_t> first;
-    cuda::CudaEvent begin, end;
+    GraphTimer timer;
     for (int i = 0; i < kReplays; ++i) {
-      begin.record(stream_);
-      graph.launch(stream_);
-      end.record(stream_);
-      MEDLEY_CHECK(end.wait().ok(), "the device has failed");
-      float ms = 0.0f;
-      MEDLEY_CUDA_CHECK(cudaEventElapsedTime(&ms, begin.get(), end.get()));
-      times.push_back(ms * 1000.0f / static_cast<float>(shape_.num_layers));
+      times.push_back(timer.time_us(graph, stream_) / static_cast<float>(shape_.num_layers));
       if (!repeats || i >= 3) continue;
       std::vector<uint16_t> out(step_->num_rows() * out_view_.shape[1]);
       MEDLEY_CUDA_CHECK(

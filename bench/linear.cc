@@ -22,6 +22,7 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/memory.h"
 #include "cuda/stream.h"
+#include "graph_timer.h"
 
 namespace medley::bench {
 namespace {
@@ -209,15 +210,9 @@ class Bench {
     std::vector<double> medians;
     for (int run = 0; run < kRuns; ++run) {
       std::vector<float> times;
-      cuda::CudaEvent begin, end;
+      GraphTimer timer;
       for (int i = 0; i < kReplays; ++i) {
-        begin.record(stream_);
-        graph.launch(stream_);
-        end.record(stream_);
-        MEDLEY_CHECK(end.wait().ok(), "the device has failed");
-        float ms = 0.0f;
-        MEDLEY_CUDA_CHECK(cudaEventElapsedTime(&ms, begin.get(), end.get()));
-        times.push_back(ms * 1000.0f / static_cast<float>(packed_.size()));
+        times.push_back(timer.time_us(graph, stream_) / static_cast<float>(packed_.size()));
       }
       std::sort(times.begin(), times.end());
       medians.push_back(times[times.size() / 2]);

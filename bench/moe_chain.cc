@@ -14,6 +14,7 @@
 
 #include "chain_model.h"
 #include "cuda/check.h"
+#include "graph_timer.h"
 
 namespace medley::bench {
 namespace {
@@ -50,16 +51,10 @@ void time_batch(const ChainShape& shape, Chain& chain, const Batch& batch) {
   const Spread spread = chain.spread();
   const Spread uniform = chain.uniform_spread();
   std::vector<float> times;
-  cuda::CudaEvent begin, end;
+  GraphTimer timer;
   for (int i = 0; i < kReplays; ++i) {
     chain.reset_residual();
-    begin.record(chain.stream());
-    graph.launch(chain.stream());
-    end.record(chain.stream());
-    MEDLEY_CHECK(end.wait().ok(), "the device has failed");
-    float ms = 0.0f;
-    MEDLEY_CUDA_CHECK(cudaEventElapsedTime(&ms, begin.get(), end.get()));
-    times.push_back(ms * 1000.0f / static_cast<float>(shape.num_layers));
+    times.push_back(timer.time_us(graph, chain.stream()) / static_cast<float>(shape.num_layers));
   }
   std::sort(times.begin(), times.end());
   const double us = times[times.size() / 2];

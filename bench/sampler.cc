@@ -13,6 +13,7 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/memory.h"
 #include "cuda/stream.h"
+#include "graph_timer.h"
 
 namespace medley::bench {
 namespace {
@@ -95,17 +96,12 @@ void time_kind(Backend& backend, const Kind& kind, int rows) {
   SampleOutput first = sampler->make_output();
   SampleOutput last = sampler->make_output();
   std::vector<float> times;
-  cuda::CudaEvent begin, end;
+  GraphTimer timer;
   for (int i = 0; i < kReplays; ++i) {
     set_slots();
-    begin.record(stream);
-    graph->launch(stream);
-    end.record(stream);
+    times.push_back(timer.time_us(*graph, stream) / static_cast<float>(copies));
     sampler->copy_output(*step, stream, i == 0 ? first : last);
     stream.synchronize();
-    float ms = 0.0f;
-    MEDLEY_CUDA_CHECK(cudaEventElapsedTime(&ms, begin.get(), end.get()));
-    times.push_back(ms * 1000.0f / static_cast<float>(copies));
   }
   MEDLEY_CHECK(std::ranges::equal(first.token_ids, last.token_ids), "replays differ");
   std::sort(times.begin(), times.end());
