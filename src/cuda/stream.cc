@@ -13,8 +13,8 @@ void CudaStream::synchronize() { MEDLEY_CUDA_CHECK(cudaStreamSynchronize(stream_
 
 CudaEvent::CudaEvent(Wait wait) {
   MEDLEY_CUDA_CHECK(cudaEventCreateWithFlags(
-      &event_, wait == Wait::kSleep ? cudaEventBlockingSync | cudaEventDisableTiming
-                                    : cudaEventDefault));
+      &event_,
+      wait == Wait::kSleep ? cudaEventBlockingSync | cudaEventDisableTiming : cudaEventDefault));
 }
 CudaEvent::~CudaEvent() { cudaEventDestroy(event_); }
 void CudaEvent::record(Stream& stream) {
