@@ -198,10 +198,15 @@ TEST_F(ModelExecutorTest, DecodeStepsLaunchTheGraphOfTheirKey) {
   const std::vector<int32_t> lens = {4, 4, 9};
   const std::vector<int32_t> adapters = {2, -1, -1};
   // Three rows take the graph of four with LoRA, the last of the six recorded.
-  ASSERT_TRUE(
-      executor_->launch({.token_ids = tokens, .adapter_of_row = adapters, .kv_lens = lens}, {})
-          .ok());
-  EXPECT_EQ(recording_.trace, "update graph(forward 5) record ");
+  const std::vector<int32_t> sampled = {0, 1, 2};
+  ASSERT_TRUE(executor_
+                  ->launch({.token_ids = tokens,
+                            .adapter_of_row = adapters,
+                            .kv_lens = lens,
+                            .logit_rows = sampled},
+                           {})
+                  .ok());
+  EXPECT_EQ(recording_.trace, "update graph(forward sample 5) copy record ");
   recording_.trace.clear();
   ASSERT_TRUE(executor_->wait(0).ok());
   recording_.trace.clear();
