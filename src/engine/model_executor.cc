@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/trace_range.h"
 
 namespace medley {
 namespace {
@@ -36,8 +37,7 @@ class ModelExecutor final : public Executor {
         update_for_recording(rows, adapter);
         const std::optional<int> key = parts_.step->graph_key();
         MEDLEY_CHECK(key.has_value(), "a batch worth a graph has no key");
-        graphs_[*key] = backend.record(
-            *parts_.stream, [&] { parts_.model->forward(*parts_.step, *parts_.stream); });
+        graphs_[*key] = backend.record(*parts_.stream, [&] { enqueue(*parts_.stream); });
       }
     }
     parts_.stream->synchronize();
@@ -49,13 +49,12 @@ class ModelExecutor final : public Executor {
   Result<StepTicket> launch(const StepInputs& inputs,
                             std::span<const SlotUpdate> updates) override {
     MEDLEY_CHECK_LT(num_launched_ - num_waited_, StepTicket{kMaxStepsInFlight});
+    const TraceRange range("step");
     Stream& stream = *parts_.stream;
-    for (const SlotUpdate& u : updates) parts_.sampler->set_slot(u.slot, u.params, stream);
-    parts_.step->update(inputs, stream);
-    forward(stream);
+    upload(inputs, updates, stream);
+    run(stream);
     const StepTicket ticket = num_launched_++;
     if (inputs.num_logit_rows() > 0) {
-      parts_.sampler->run(parts_.model->logits(), *parts_.step, stream);
       parts_.sampler->copy_output(*parts_.step, stream, outputs_[ticket % kMaxStepsInFlight]);
     }
     parts_.done[ticket % kMaxStepsInFlight]->record(stream);
@@ -70,12 +69,29 @@ class ModelExecutor final : public Executor {
   }
 
  private:
-  void forward(Stream& stream) {
+  void upload(const StepInputs& inputs, std::span<const SlotUpdate> updates, Stream& stream) {
+    const TraceRange range("upload");
+    for (const SlotUpdate& u : updates) parts_.sampler->set_slot(u.slot, u.params, stream);
+    parts_.step->update(inputs, stream);
+  }
+
+  void run(Stream& stream) {
     if (const std::optional<int> key = parts_.step->graph_key()) {
       const auto graph = graphs_.find(*key);
-      if (graph != graphs_.end()) return graph->second->launch(stream);
+      if (graph != graphs_.end()) {
+        const TraceRange range("graph");
+        return graph->second->launch(stream);
+      }
     }
+    enqueue(stream);
+  }
+
+  // What a graph holds: one pass over the model, and the sampling of what it left.
+  void enqueue(Stream& stream) {
     parts_.model->forward(*parts_.step, stream);
+    if (parts_.step->num_logit_rows() == 0) return;
+    const TraceRange range("sampling");
+    parts_.sampler->run(parts_.model->logits(), *parts_.step, stream);
   }
 
   // A decode step of `rows` sequences of one token, all with one adapter.

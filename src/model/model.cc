@@ -1,11 +1,15 @@
 #include "model/model.h"
 
+#include <string>
 #include <utility>
+
+#include "base/trace_range.h"
 
 namespace medley {
 namespace {
 
 struct Layer {
+  std::string name;
   std::unique_ptr<AddNorm> input_add_norm;
   std::unique_ptr<Linear> qkv, o;
   std::unique_ptr<QkNormRopeAppend> qk_norm_rope_append;
@@ -29,6 +33,7 @@ class ModelImpl final : public Model {
     MEDLEY_TRY(plan_ends());
     layers_.resize(spec_.num_layers());
     for (int l = 0; l < spec_.num_layers(); ++l) {
+      layers_[l].name = "layer " + std::to_string(l);
       MEDLEY_TRY(plan_attention(l));
       if (spec_.layers[l].moe) {
         MEDLEY_TRY(plan_moe(l));
@@ -51,9 +56,11 @@ class ModelImpl final : public Model {
   }
 
   void forward(const Step& step, Stream& stream) override {
+    const TraceRange range("forward");
     embed_->run({.table = weights_.embedding.get(), .residual = residual_}, step, stream);
     for (size_t l = 0; l < layers_.size(); ++l) {
       const Layer& layer = layers_[l];
+      const TraceRange layer_range(layer.name.c_str());
       const PackedLayer& packed = weights_.layers[l];
       layer.input_add_norm->run(
           add_norm_args(l == 0 ? Delta::kNone : delta_after(l - 1), packed.input_norm.get()), step,
