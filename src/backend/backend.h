@@ -102,11 +102,19 @@ class KvCache {
   virtual const KvCacheDesc& desc() const = 0;
 };
 
+// How many weights a layer's routing asks for.
+struct RoutingCounts {
+  int num_experts = 0;          // distinct
+  int num_expert_adapters = 0;  // distinct pairs of an expert and an adapter, base rows left out
+};
+
 // Where each (row, choice) of a step goes: chosen experts, weights, and the grouping by expert,
 // then adapter.
 class Routing {
  public:
   virtual ~Routing() = default;
+  // Of what was routed last on `stream`. Waits for the device: for measurements, not for steps.
+  virtual RoutingCounts counts(Stream& stream) const = 0;
 };
 struct RoutingDesc {
   int max_rows = 0;

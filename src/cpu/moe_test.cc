@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "cpu/routing.h"
 #include "cpu/testing.h"
@@ -120,8 +121,22 @@ class MoeTest {
                   .out = x.view()},
                  *test.step, *test.stream);
     check_grouping(static_cast<const CpuRouting&>(*routing));
+    check_counts(static_cast<const CpuRouting&>(*routing), routing->counts(*test.stream));
     got_residual_ = values_of(residual);
     got_out_ = values_of(x);
+  }
+
+  void check_counts(const CpuRouting& routing, const RoutingCounts& counts) const {
+    const int k = c_.moe.experts_per_token;
+    std::set<int> experts;
+    std::set<std::pair<int, int>> expert_adapters;
+    for (int pair = 0; pair < num_rows() * k; ++pair) {
+      const int adapter = c_.adapters[pair / k];
+      experts.insert(routing.experts[pair]);
+      if (adapter != kNoAdapter) expert_adapters.emplace(routing.experts[pair], adapter);
+    }
+    EXPECT_EQ(counts.num_experts, static_cast<int>(experts.size()));
+    EXPECT_EQ(counts.num_expert_adapters, static_cast<int>(expert_adapters.size()));
   }
 
   // By expert, then adapter, base rows first; every pair once.

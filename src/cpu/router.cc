@@ -120,6 +120,17 @@ class CpuRouter : public AddNormRoute {
 
 }  // namespace
 
+RoutingCounts CpuRouting::counts(Stream&) const {
+  RoutingCounts counts;
+  int last_expert = -1;
+  for (const RoutingSegment& segment : segments) {
+    if (segment.expert != last_expert) ++counts.num_experts;
+    if (segment.slot != kNoAdapter) ++counts.num_expert_adapters;
+    last_expert = segment.expert;
+  }
+  return counts;
+}
+
 Result<std::unique_ptr<AddNormRoute>> make_router(Context& context, const AddNormRouteDesc& desc) {
   MEDLEY_TRY(check_dtype(desc.add_norm.dtype));
   const MoeSpec& moe = desc.moe;

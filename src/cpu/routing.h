@@ -27,6 +27,8 @@ class CpuRouting : public Routing {
     segments.reserve(pairs(desc));
   }
 
+  RoutingCounts counts(Stream& stream) const override;
+
   int num_routed = 0;
   std::vector<int32_t> experts;  // by pair
   std::vector<float> weights;    // by pair

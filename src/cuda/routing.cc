@@ -1,6 +1,11 @@
 #include "cuda/routing.h"
 
+#include <set>
+#include <utility>
+#include <vector>
+
 #include "cuda/carver.h"
+#include "cuda/check.h"
 
 namespace medley::cuda {
 namespace {
@@ -17,6 +22,13 @@ RoutingView carve(Carver& carver, int max_pairs) {
           .arrivals = carver.take<uint32_t>(1)};
 }
 
+template <class T>
+std::vector<T> read_back(const T* from, size_t count) {
+  std::vector<T> values(count);
+  MEDLEY_CUDA_CHECK(cudaMemcpy(values.data(), from, sizeof(T) * count, cudaMemcpyDeviceToHost));
+  return values;
+}
+
 }  // namespace
 
 CudaRouting::CudaRouting(int max_pairs) : max_pairs_(max_pairs) {
@@ -28,6 +40,21 @@ CudaRouting::CudaRouting(int max_pairs) : max_pairs_(max_pairs) {
   Carver placer(buffer_.as<std::byte>());
   view_ = carve(placer, max_pairs);
   keys_ = placer.take<uint32_t>(max_pairs);
+}
+
+RoutingCounts CudaRouting::counts(Stream& stream) const {
+  stream.synchronize();
+  std::set<int32_t> experts;
+  for (const RouteTile& tile : read_back(view_.tiles, read_back(view_.num_tiles, 1)[0])) {
+    experts.insert(tile.expert);
+  }
+  std::set<std::pair<int32_t, int32_t>> pairs;  // an adapter's pairs may lie in two tiles
+  const size_t num_segments = read_back(view_.num_segments, 1)[0];
+  for (const RouteSegment& segment : read_back(view_.segments, num_segments)) {
+    pairs.emplace(segment.expert, segment.slot);
+  }
+  return {.num_experts = static_cast<int>(experts.size()),
+          .num_expert_adapters = static_cast<int>(pairs.size())};
 }
 
 }  // namespace medley::cuda

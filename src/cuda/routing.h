@@ -10,6 +10,7 @@ class CudaRouting : public Routing {
  public:
   // Room for max_pairs pairs.
   explicit CudaRouting(int max_pairs);
+  RoutingCounts counts(Stream& stream) const override;
   const RoutingView& view() const { return view_; }
   int max_pairs() const { return max_pairs_; }
   uint32_t* keys() const { return keys_; }  // (pairs) what the grouping of many pairs needs

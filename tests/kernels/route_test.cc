@@ -115,6 +115,10 @@ class RouteTester {
     ASSERT_EQ(std::vector<int32_t>(want.row_of_routed.begin(), want.row_of_routed.begin() + pairs),
               rows);
     check_tiles(view, experts, rows);
+    const RoutingCounts want_counts = want.counts(cpu.stream());
+    const RoutingCounts counts = routing.counts(cuda.stream());
+    EXPECT_EQ(want_counts.num_experts, counts.num_experts);
+    EXPECT_EQ(want_counts.num_expert_adapters, counts.num_expert_adapters);
   }
 
  private:
