@@ -57,20 +57,21 @@ Result<void> AttentionPlanner::reserve(const StepDesc& desc) {
   return {};
 }
 
-void AttentionPlanner::plan(const StepInputs& inputs, const CudaStep&, Stream& stream) {
+StepCopy AttentionPlanner::plan(const StepInputs& inputs, const CudaStep&) {
   MEDLEY_CHECK_LE(inputs.num_rows(), max_rows_);
-  Staging& staging = stagings_[next_staging_];
-  next_staging_ = (next_staging_ + 1) % kStagings;
+  staging_ = (staging_ + 1) % kStagings;
+  Staging& staging = stagings_[staging_];
   static_cast<void>(staging.copied.wait());  // a fault shows when the step is waited for
   plan_decode(shape_, capacity_, inputs, staging.arrays);
   plan_prefill(shape_, inputs, staging.arrays);
   has_decode_ = *staging.arrays.num_items > 0;
   num_prefill_items_ = *staging.arrays.num_prefill_items;
-  MEDLEY_CUDA_CHECK(cudaMemcpyAsync(memory_.data(), staging.memory->data(),
-                                    num_prefill_items_ > 0 ? num_bytes_ : decode_bytes_,
-                                    cudaMemcpyHostToDevice, cuda_stream(stream)));
-  staging.copied.record(stream);
+  return {.to = memory_.data(),
+          .from = staging.memory->data(),
+          .num_bytes = num_prefill_items_ > 0 ? num_bytes_ : decode_bytes_};
 }
+
+void AttentionPlanner::enqueued(Stream& stream) { stagings_[staging_].copied.record(stream); }
 
 int AttentionPlanner::max_decode_items(const CudaStep& step) const {
   return capacity_.max_items(step.is_decode() ? step.launch_rows() : step.num_seqs());

@@ -19,7 +19,8 @@ class AttentionPlanner : public StepPlanner {
   // Sizes the plan's arrays and the chunks' results for steps of `desc`. kOverloaded when memory is
   // short.
   Result<void> reserve(const StepDesc& desc) override;
-  void plan(const StepInputs& inputs, const CudaStep& step, Stream& stream) override;
+  StepCopy plan(const StepInputs& inputs, const CudaStep& step) override;
+  void enqueued(Stream& stream) override;
 
   // Of the step planned last. A decode step's grid depends on its padded rows alone.
   bool has_decode() const { return has_decode_; }
@@ -57,7 +58,7 @@ class AttentionPlanner : public StepPlanner {
   DeviceBuffer chunk_lse_;
   AttentionPlanArrays device_;
   std::array<Staging, kStagings> stagings_;
-  int next_staging_ = 0;
+  int staging_ = 0;  // of the step planned last
   bool has_decode_ = false;
   int num_prefill_items_ = 0;
 };

@@ -48,10 +48,9 @@ StepArrays carve(Carver& carver, int rows, int seqs) {
 }
 
 struct StepLayout {
-  StepArrays decode;
   StepArrays any;
-  size_t decode_bytes = 0;  // the decode arrays come first, the others follow
-  size_t any_bytes = 0;
+  StepArrays decode;
+  size_t decode_offset = 0;  // behind `any`, and before the pages: one copy brings a step's arrays
   size_t pages_offset = 0;
   size_t num_bytes = 0;
 };
@@ -59,10 +58,9 @@ struct StepLayout {
 StepLayout lay_out(std::byte* base, const StepDesc& desc) {
   StepLayout layout;
   Carver carver(base);
-  layout.decode = carve(carver, std::min(desc.max_rows, desc.max_seqs), desc.max_seqs);
-  layout.decode_bytes = carver.num_bytes();
   layout.any = carve(carver, desc.max_rows, desc.max_seqs);
-  layout.any_bytes = carver.num_bytes() - layout.decode_bytes;
+  layout.decode_offset = carver.num_bytes();
+  layout.decode = carve(carver, std::min(desc.max_rows, desc.max_seqs), desc.max_seqs);
   layout.pages_offset = carver.num_bytes();
   layout.decode.page_ids = layout.any.page_ids = carver.take<int32_t>(desc.max_pages);
   layout.num_bytes = carver.num_bytes();
@@ -124,6 +122,13 @@ void fill(const StepInputs& inputs, std::span<const int32_t> all_rows, StepArray
   group_rows(inputs.logit_rows, inputs.adapter_of_row, arrays.selected);
 }
 
+void enqueue_copies(std::span<const StepCopy> copies, cudaStream_t stream) {
+  for (const StepCopy& copy : copies) {
+    MEDLEY_CUDA_CHECK(
+        cudaMemcpyAsync(copy.to, copy.from, copy.num_bytes, cudaMemcpyHostToDevice, stream));
+  }
+}
+
 }  // namespace
 
 int padded_rows(int rows) {
@@ -143,8 +148,7 @@ CudaStep::CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepP
   const StepLayout layout = lay_out(memory_.as<std::byte>(), desc);
   decode_ = layout.decode;
   any_ = layout.any;
-  decode_bytes_ = layout.decode_bytes;
-  any_bytes_ = layout.any_bytes;
+  decode_offset_ = layout.decode_offset;
   pages_offset_ = layout.pages_offset;
   for (Staging& staging : stagings_) {
     staging.memory = std::make_unique<PinnedBuffer>(num_bytes);
@@ -183,17 +187,16 @@ void CudaStep::update(const StepInputs& inputs, Stream& stream) {
   next_staging_ = (next_staging_ + 1) % kStagings;
   static_cast<void>(staging.copied.wait());  // a fault shows when the step is waited for
   fill(inputs, all_rows_, is_decode_ ? staging.decode : staging.any);
-  const cudaStream_t on = cuda_stream(stream);
-  const auto copy = [&](size_t offset, size_t num_bytes) {
-    if (num_bytes == 0) return;
-    MEDLEY_CUDA_CHECK(cudaMemcpyAsync(memory_.as<std::byte>(offset),
-                                      staging.memory->data() + offset, num_bytes,
-                                      cudaMemcpyHostToDevice, on));
-  };
-  copy(is_decode_ ? 0 : decode_bytes_, is_decode_ ? decode_bytes_ : any_bytes_);
-  copy(pages_offset_, inputs.page_ids.size_bytes());
+  const size_t begin = is_decode_ ? decode_offset_ : 0;
+  MEDLEY_CHECK_LE(planners_.size(), size_t{kMaxPlanners});
+  std::array<StepCopy, kMaxPlanners + 1> copies;
+  copies[0] = {.to = memory_.as<std::byte>(begin),
+               .from = staging.memory->data() + begin,
+               .num_bytes = pages_offset_ + inputs.page_ids.size_bytes() - begin};
+  for (size_t i = 0; i < planners_.size(); ++i) copies[i + 1] = planners_[i]->plan(inputs, *this);
+  enqueue_copies({copies.data(), planners_.size() + 1}, cuda_stream(stream));
   staging.copied.record(stream);
-  for (const auto& planner : planners_) planner->plan(inputs, *this, stream);
+  for (const auto& planner : planners_) planner->enqueued(stream);
 }
 
 }  // namespace medley::cuda

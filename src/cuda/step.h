@@ -14,14 +14,24 @@ namespace medley::cuda {
 // row's result depends on the padded batch alone. Multiples of 32 from 64 rows on.
 int padded_rows(int rows);
 
+// From page-locked memory to the device.
+struct StepCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  size_t num_bytes = 0;
+};
+
 // Works out, on the host, what an op needs of a step beyond its arrays (attention's split of the
-// work), and enqueues its copy to the device.
+// work).
 class StepPlanner {
  public:
   virtual ~StepPlanner() = default;
   // At start-up: makes room for steps of these capacities.
   virtual Result<void> reserve(const StepDesc& desc) = 0;
-  virtual void plan(const StepInputs& inputs, const class CudaStep& step, Stream& stream) = 0;
+  // Returns what is to be copied before the step's ops run.
+  virtual StepCopy plan(const StepInputs& inputs, const class CudaStep& step) = 0;
+  // That copy is enqueued on `stream`.
+  virtual void enqueued(Stream& stream) = 0;
 };
 
 // A step's inputs on the device, as StepInputs has them. A decode step's arrays always lie at the
@@ -49,11 +59,13 @@ struct StepArrays {
   RoutingView selected;
 };
 
+inline constexpr int kMaxPlanners = 15;
+
 // Not thread-safe.
 class CudaStep : public Step {
  public:
-  // `planners` are asked at every update, in order; more may be appended later. They and the vector
-  // must outlive the step.
+  // `planners` are asked at every update, in order; more may be appended later, up to kMaxPlanners.
+  // They and the vector must outlive the step.
   CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepPlanner>>& planners);
 
   void update(const StepInputs& inputs, Stream& stream) override;
@@ -92,8 +104,7 @@ class CudaStep : public Step {
   DeviceBuffer memory_;
   StepArrays decode_;
   StepArrays any_;
-  size_t decode_bytes_ = 0;
-  size_t any_bytes_ = 0;
+  size_t decode_offset_ = 0;
   size_t pages_offset_ = 0;
   std::array<Staging, kStagings> stagings_;
   int next_staging_ = 0;
