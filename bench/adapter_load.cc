@@ -11,110 +11,22 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <random>
 
 #include "adapter/peft_reader.h"
 #include "base/clock.h"
 #include "cuda/lora_adapter.h"
 #include "ffi/ffi.h"
 #include "spec/read_spec.h"
+#include "weights/dummy_adapter_files.h"
 
 namespace medley::bench {
 namespace {
 
 constexpr int kRank = 32;
 constexpr int kRuns = 5;
-
-struct FileDesc {
-  bool fused = false;
-  DType dtype = DType::kBF16;
-};
-
-// Rows and columns by name.
-using Tensors = std::vector<std::pair<std::string, std::pair<int64_t, int64_t>>>;
-
-Tensors tensors_of(const ModelSpec& spec, const FileDesc& desc) {
-  Tensors tensors;
-  const auto add = [&](const std::string& module, int64_t in, int64_t out, int64_t rank) {
-    tensors.push_back({module + ".lora_A.weight", {rank, in}});
-    tensors.push_back({module + ".lora_B.weight", {out, rank}});
-  };
-  for (int i = 0; i < spec.num_layers(); ++i) {
-    const AttentionSpec& attention = spec.attention;
-    const int64_t hidden = spec.hidden_size;
-    const int64_t q = int64_t{attention.num_heads} * attention.head_dim;
-    const int64_t kv = int64_t{attention.num_kv_heads} * attention.head_dim;
-    const std::string base = fmt::format("base_model.model.model.layers.{}.", i);
-    add(base + "self_attn.q_proj", hidden, q, kRank);
-    add(base + "self_attn.k_proj", hidden, kv, kRank);
-    add(base + "self_attn.v_proj", hidden, kv, kRank);
-    add(base + "self_attn.o_proj", q, hidden, kRank);
-    const int64_t experts = spec.moe->num_experts;
-    const int64_t inner = spec.moe->intermediate_size;
-    if (desc.fused) {
-      add(base + "mlp.experts.base_layer", hidden, 2 * inner, kRank * experts);
-      add(base + "mlp.experts", inner, hidden, kRank * experts);
-      continue;
-    }
-    for (int64_t e = 0; e < experts; ++e) {
-      const std::string expert = fmt::format("{}mlp.experts.{}.", base, e);
-      add(expert + "gate_proj", hidden, inner, kRank);
-      add(expert + "up_proj", hidden, inner, kRank);
-      add(expert + "down_proj", inner, hidden, kRank);
-    }
-  }
-  return tensors;
-}
-
-// As the safetensors repository's README describes it.
-void write_adapter(const ModelSpec& spec, const FileDesc& desc, const std::string& folder) {
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder + "/adapter_config.json") << fmt::format(
-      R"({{"peft_type": "LORA", "peft_version": "0.18.1", "r": {}, "lora_alpha": 64,
-  "target_modules": {}, "target_parameters": {}}})",
-      kRank,
-      desc.fused
-          ? R"(["q_proj", "k_proj", "v_proj", "o_proj"])"
-          : R"(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])",
-      desc.fused ? R"(["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])" : "null");
-  const Tensors tensors = tensors_of(spec, desc);
-  const size_t size = size_of(desc.dtype);
-  std::string header = "{";
-  size_t position = 0;
-  for (const auto& [name, shape] : tensors) {
-    const size_t bytes = static_cast<size_t>(shape.first * shape.second) * size;
-    header += fmt::format(
-        "{}\"{}\": {{\"dtype\": \"{}\", \"shape\": [{}, {}], "
-        "\"data_offsets\": [{}, {}]}}",
-        header.size() > 1 ? ", " : "", name, desc.dtype == DType::kF32 ? "F32" : "BF16",
-        shape.first, shape.second, position, position + bytes);
-    position += bytes;
-  }
-  header += "}";
-  header.append((8 - header.size() % 8) % 8, ' ');
-  std::ofstream file(folder + "/adapter_model.safetensors", std::ios::binary);
-  const uint64_t header_bytes = header.size();
-  file.write(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));
-  file << header;
-  std::mt19937 engine(1);
-  std::normal_distribution<float> normal(0.0f, 0.01f);
-  std::vector<char> values(size_t{8} << 20);
-  for (size_t i = 0; i < values.size() / size; ++i) {
-    const float value = normal(engine);
-    const uint16_t bits = float_to_bf16(value);
-    std::memcpy(values.data() + i * size,
-                desc.dtype == DType::kF32 ? static_cast<const void*>(&value) : &bits, size);
-  }
-  for (size_t done = 0; done < position; done += values.size()) {
-    file.write(values.data(),
-               static_cast<std::streamsize>(std::min(values.size(), position - done)));
-  }
-  MEDLEY_CHECK(file.good(), "the adapter could not be written");
-}
 
 // What the planned ops of the model would announce.
 void announce_sites(cuda::LoraTable& table, const ModelSpec& spec) {
@@ -187,7 +99,9 @@ int run(int argc, char** argv) {
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
       const std::string folder = fmt::format("{}/{}-{}", argv[2], fused ? "fused" : "per-expert",
                                              dtype == DType::kF32 ? "f32" : "bf16");
-      write_adapter(spec, {.fused = fused, .dtype = dtype}, folder);
+      const Result<void> written = write_dummy_adapter(
+          spec, {.rank = kRank, .dtype = dtype, .fused_experts = fused}, folder);
+      MEDLEY_CHECK(written.ok(), written.error().message);
       time_loads(table, spec, folder, runs);
       std::filesystem::remove_all(folder);
     }

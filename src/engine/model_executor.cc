@@ -76,7 +76,8 @@ class ModelExecutor final : public Executor {
   }
 
   void run(Stream& stream) {
-    if (const std::optional<int> key = parts_.step->graph_key()) {
+    const std::optional<int> key = parts_.step->graph_key();
+    if (key && !parts_.model->is_observed()) {
       const auto graph = graphs_.find(*key);
       if (graph != graphs_.end()) {
         const TraceRange range("graph");

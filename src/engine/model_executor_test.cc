@@ -21,6 +21,7 @@ struct Recording {
   int num_sampled = 0;
   bool fault = false;
   bool has_graphs = false;
+  bool observed = false;
 };
 
 struct FakeStream final : Stream {
@@ -89,6 +90,7 @@ struct FakeForward final : Model {
     EXPECT_EQ(page_size, 16);
     return {};
   }
+  bool is_observed() const override { return recording.observed; }
   ConstTensorView logits() const override { return {}; }
   const ModelSpec& spec() const override { return model_spec; }
   size_t num_weight_bytes() const override { return 0; }
@@ -213,6 +215,21 @@ TEST_F(ModelExecutorTest, DecodeStepsLaunchTheGraphOfTheirKey) {
   // A chunk of one sequence has no key.
   ASSERT_TRUE(executor_->launch({.token_ids = tokens, .kv_lens = {lens.data(), 1}}, {}).ok());
   EXPECT_EQ(recording_.trace, "update forward record ");
+}
+
+TEST_F(ModelExecutorTest, NoGraphsWhileRoutingIsObserved) {
+  recording_.has_graphs = true;
+  executor_ =
+      make_model_executor(backend_, std::make_unique<FakeForward>(recording_), options()).value();
+  const std::vector<int32_t> token = {5}, len = {4}, sampled = {0};
+  const StepInputs inputs = {.token_ids = token, .kv_lens = len, .logit_rows = sampled};
+  for (const bool observed : {true, false}) {
+    recording_.observed = observed;
+    recording_.trace.clear();
+    ASSERT_TRUE(executor_->launch(inputs, {}).ok());
+    EXPECT_EQ(recording_.trace, observed ? "update forward sample copy record "
+                                         : "update graph(forward sample 0) copy record ");
+  }
 }
 
 TEST_F(ModelExecutorTest, LackOfMemoryIsAnErrorAtStart) {

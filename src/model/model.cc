@@ -80,6 +80,10 @@ class ModelImpl final : public Model {
         layer.add_norm_route->run(
             {.add_norm = post, .router = packed.router.get(), .routing = routing_.get()}, step,
             stream);
+        if (is_observed()) {
+          options_.routing_observer->on_routing(static_cast<int>(l), step.num_rows(),
+                                                routing_->counts(stream));
+        }
         layer.moe_gate_up->run({.x = x_,
                                 .routing = routing_.get(),
                                 .weight = packed.gate_up.get(),
@@ -100,6 +104,10 @@ class ModelImpl final : public Model {
     final_add_norm_->run(add_norm_args(delta_after(layers_.size() - 1), weights_.final_norm.get()),
                          step, stream);
     lm_head_->run({.x = x_, .weight = weights_.lm_head.get(), .logits = logits_}, step, stream);
+  }
+
+  bool is_observed() const override {
+    return options_.routing_observer != nullptr && options_.routing_observer->enabled;
   }
 
   ConstTensorView logits() const override { return logits_; }

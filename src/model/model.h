@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,11 +14,19 @@
 
 namespace medley {
 
+// Is told of every layer's routing, on the engine thread, while it is enabled. Steps wait for the
+// device then and are not run as graphs: for measurements only.
+struct RoutingObserver {
+  std::atomic<bool> enabled = false;
+  std::function<void(int layer, int num_rows, const RoutingCounts& counts)> on_routing;
+};
+
 struct ModelOptions {
   DType dtype = DType::kBF16;  // activations, residual stream and KV cache
   int max_rows = 0;            // of a step
   int max_seqs = 0;
   OnPackProgress on_progress = {};
+  RoutingObserver* routing_observer = nullptr;  // outlives the model
 };
 
 // One forward pass, built from the spec's layers out of the backend's ops. Engine thread only.
@@ -36,6 +46,8 @@ class Model {
 
   // Enqueues one step. Afterwards logits() holds step.num_logit_rows() rows.
   virtual void forward(const Step& step, Stream& stream) = 0;
+  // Whether forward() is to be called now, rather than a graph that was recorded of it launched.
+  virtual bool is_observed() const = 0;
 
   virtual ConstTensorView logits() const = 0;  // (max_seqs, V) float32, device memory
   virtual const ModelSpec& spec() const = 0;
