@@ -55,10 +55,14 @@ std::string describe(const BenchRun& run, const BenchSummary& summary) {
                       summary.user_tokens_per_s, summary.output_tokens_per_s,
                       summary.input_tokens_per_s);
   if (run.num_steps > 0) text += fmt::format("  steps: {}\n", run.num_steps);
+  if (run.routing.num_layers > 0) {
+    text += fmt::format("  a decode step's layer, mean: {:.1f} experts, {:.1f} of an adapter's\n",
+                        run.routing.experts, run.routing.expert_adapters);
+  }
   return text;
 }
 
-Result<void> write_json(const std::string& path, const std::vector<BenchRun>& runs) {
+std::string to_json(const std::vector<BenchRun>& runs) {
   nlohmann::json results = nlohmann::json::array();
   for (const BenchRun& run : runs) {
     const BenchSummary s = summarise(run);
@@ -81,12 +85,11 @@ Result<void> write_json(const std::string& path, const std::vector<BenchRun>& ru
                        {"ttft_ms", to_json(s.ttft_ms)},
                        {"itl_ms", to_json(s.itl_ms)},
                        {"e2e_ms", to_json(s.e2e_ms)}});
+    if (run.routing.num_layers == 0) continue;
+    results.back()["experts_per_layer"] = run.routing.experts;
+    results.back()["expert_adapters_per_layer"] = run.routing.expert_adapters;
   }
-  std::ofstream file(path);
-  file << results.dump(2) << "\n";
-  file.close();
-  if (!file) return invalid_argument(fmt::format("cannot write {}", path), "--json");
-  return {};
+  return results.dump(2);
 }
 
 }  // namespace
@@ -162,8 +165,17 @@ void print(const BenchRun& run) {
   std::fflush(stdout);
 }
 
+Result<void> write_json(const std::string& path, const std::string& text) {
+  if (path.empty()) return {};
+  std::ofstream file(path);
+  file << text << "\n";
+  file.close();
+  if (!file) return invalid_argument(fmt::format("cannot write {}", path), "--json");
+  return {};
+}
+
 Result<void> finish(const std::vector<BenchRun>& runs, const std::string& json) {
-  if (!json.empty()) MEDLEY_TRY(write_json(json, runs));
+  MEDLEY_TRY(write_json(json, to_json(runs)));
   for (const BenchRun& run : runs) {
     if (summarise(run).num_failed > 0) return internal_error("not all requests were answered");
   }

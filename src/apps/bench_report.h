@@ -4,20 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "apps/bench_records.h"
 #include "apps/bench_workload.h"
 #include "base/error.h"
 
 namespace medley::apps {
-
-// One request of a benchmark as its client saw it; times of now_ns().
-struct RequestRecord {
-  int adapter = -1;  // -1 = base
-  int num_prompt_tokens = 0;
-  int64_t sent_ns = 0;
-  std::vector<int64_t> token_ns;  // when tokens came: one each, or what one chunk brought
-  int num_tokens = 0;             // in all
-  std::string error;              // why it ended early
-};
 
 // Of a sorted sample: p in [0, 1], linear between neighbours. 0 for an empty one.
 double percentile(const std::vector<double>& sorted, double p);
@@ -26,6 +17,14 @@ struct Percentiles {
   double mean = 0, p50 = 0, p90 = 0, p99 = 0, max = 0;  // ms
 };
 Percentiles percentiles_of(std::vector<double> values_ms);
+
+// Of the MoE layers of decode steps: distinct experts, and distinct pairs of an expert and an
+// adapter. Counted apart from the times, on short prompts.
+struct RoutingMeans {
+  int64_t num_layers = 0;  // counted; 0: not known
+  double experts = 0;
+  double expert_adapters = 0;
+};
 
 struct BenchRun {
   std::string mode;  // "offline", "serve"
@@ -39,6 +38,7 @@ struct BenchRun {
   double seconds = 0;  // from the first request sent to the last token
   // offline only
   uint64_t num_steps = 0;
+  RoutingMeans routing;
 };
 
 struct BenchSummary {
@@ -58,7 +58,9 @@ BenchRun start_run(const char* mode, const WorkloadFlags& flags, int concurrency
 void set_seconds(BenchRun& run, int64_t start_ns);
 BenchSummary summarise(const BenchRun& run);
 void print(const BenchRun& run);
-// Writes the results to `json` (empty: nowhere). An error when some request was not answered.
+// Writes `text` to `path` (empty: nowhere).
+Result<void> write_json(const std::string& path, const std::string& text);
+// Writes the results to `json`. An error when some request was not answered.
 Result<void> finish(const std::vector<BenchRun>& runs, const std::string& json);
 
 // One line that is rewritten while requests end: on a terminal only.

@@ -12,8 +12,9 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "apps/bench_probes.h"
 #include "apps/bench_report.h"
-#include "apps/http_client.h"
+#include "apps/http_target.h"
 #include "base/clock.h"
 
 namespace medley::apps {
@@ -33,29 +34,10 @@ std::vector<Job> make_jobs(const BenchServeFlags& flags, const std::string& mode
     job.adapter = workload.next_adapter();
     const std::vector<int32_t> prompt = workload.next_prompt();
     job.num_prompt_tokens = static_cast<int>(prompt.size());
-    job.body = nlohmann::json{{"model", job.adapter < 0 ? model : flags.adapters[job.adapter]},
-                              {"prompt", prompt},
-                              {"max_tokens", flags.output_len},
-                              {"temperature", 0},
-                              {"ignore_eos", true},
-                              {"stream", true},
-                              {"stream_options", {{"include_usage", true}}}}
-                   .dump();
+    job.body = completion_body(job.adapter < 0 ? model : flags.adapters[job.adapter], prompt,
+                               flags.output_len);
   }
   return jobs;
-}
-
-// Notes a chunk with text, or the count of tokens in the last one: tokens that end within a
-// character come with the next.
-void note_chunk(std::string_view data, int64_t time_ns, RequestRecord& record) {
-  const auto json = nlohmann::json::parse(data, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return;
-  if (json.contains("error")) record.error = json["error"].dump();
-  if (json.contains("usage") && json["usage"].is_object()) {
-    record.num_tokens = json["usage"].value("completion_tokens", 0);
-  }
-  if (!json.contains("choices") || json["choices"].empty()) return;
-  if (!json["choices"][0].value("text", std::string()).empty()) record.token_ns.push_back(time_ns);
 }
 
 RequestRecord send(HttpClient& client, const Job& job) {
@@ -127,7 +109,10 @@ void add_bench_serve_flags(CLI::App& app, BenchServeFlags& flags) {
   app.add_option("--vocab-size", flags.vocab_size, "prompts have ids below it")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 31))
       ->capture_default_str();
+  app.add_option("--cold-folder", flags.cold_folder,
+                 "of --cold-adapter: an adapter's folder on the server");
   add_workload_flags(app, flags);
+  add_probe_flags(app, flags);
 }
 
 Result<void> bench_serve(const BenchServeFlags& flags) {
@@ -140,6 +125,10 @@ Result<void> bench_serve(const BenchServeFlags& flags) {
   BenchServeFlags warm_up = flags;
   static_cast<WorkloadFlags&>(warm_up) = warm_up_of(flags, static_cast<int>(flags.adapters.size()));
   run_once(warm_up, address, model, *std::ranges::max_element(flags.concurrency), workload);
+  if (flags.num_new_lengths > 0 || !flags.cold_adapter.empty()) {
+    HttpTarget target({.address = address, .model = model, .cold_folder = flags.cold_folder});
+    return run_probes("serve", flags, flags.adapters, workload, target);
+  }
   std::vector<BenchRun> runs;
   for (const int concurrency : flags.concurrency) {
     runs.push_back(run_once(flags, address, model, concurrency, workload));

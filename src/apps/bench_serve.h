@@ -13,6 +13,7 @@ struct BenchServeFlags : WorkloadFlags {
   std::string model;                  // empty = the first of /v1/models
   std::vector<std::string> adapters;  // names; empty = base model only
   int64_t vocab_size = 32000;
+  std::string cold_folder;
 };
 
 void add_bench_serve_flags(CLI::App& app, BenchServeFlags& flags);

@@ -45,7 +45,33 @@ void add_workload_flags(CLI::App& app, WorkloadFlags& flags) {
   app.add_option("--workload-seed", flags.workload_seed, "chooses prompts and adapters")
       ->capture_default_str()
       ->group(group);
+  app.add_option("--warm-up-requests", flags.num_warm_up,
+                 "short requests before the first run [every adapter once]")
+      ->check(CLI::Range(1, 1 << 20))
+      ->group(group);
   app.add_option("--json", flags.json, "file for the results")->group(group);
+}
+
+void add_probe_flags(CLI::App& app, WorkloadFlags& flags) {
+  const std::string group = "Instead of the traffic";
+  CLI::Option* cold =
+      app.add_option(
+             "--cold-adapter", flags.cold_adapter,
+             "one request for an adapter that is only in host memory (host) or only on disk "
+             "(disk) comes while the other users of the concurrency decode; the same once "
+             "it is loaded; first tokens, and the others' times between tokens")
+          ->check(CLI::IsMember({"host", "disk"}))
+          ->group(group);
+  app.add_option("--repeats", flags.num_repeats, "of --cold-adapter")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--new-lengths", flags.num_new_lengths,
+                 "so many prompt lengths (see --range-ratio), one request at a time: the first of "
+                 "its length against later ones")
+      ->check(CLI::Range(1, 1 << 20))
+      ->excludes(cold)
+      ->group(group);
 }
 
 int num_requests_of(const WorkloadFlags& flags, int concurrency) {
@@ -60,7 +86,7 @@ int64_t due_ns(const WorkloadFlags& flags, int i, int64_t start_ns) {
 WorkloadFlags warm_up_of(const WorkloadFlags& flags, int num_adapters) {
   WorkloadFlags warm_up = flags;
   warm_up.output_len = std::min(flags.output_len, 4);
-  warm_up.num_requests = std::max(num_adapters, 1);
+  warm_up.num_requests = flags.num_warm_up > 0 ? flags.num_warm_up : std::max(num_adapters, 1);
   warm_up.request_rate = 0.0;
   return warm_up;
 }
@@ -89,7 +115,11 @@ std::vector<int32_t> Workload::next_prompt() {
   const auto spread = static_cast<int>(flags_.input_len * flags_.range_ratio);
   std::uniform_int_distribution<int> length(std::max(1, flags_.input_len - spread),
                                             flags_.input_len + spread);
-  std::vector<int32_t> prompt(length(engine_));
+  return prompt(length(engine_));
+}
+
+std::vector<int32_t> Workload::prompt(int num_tokens) {
+  std::vector<int32_t> prompt(num_tokens);
   for (int32_t& token : prompt) token = token_(engine_);
   return prompt;
 }

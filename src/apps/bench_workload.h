@@ -22,10 +22,15 @@ struct WorkloadFlags {
   std::string adapter_mix = "round-robin";
   double zipf_exponent = 1.0;
   uint64_t workload_seed = 1;
-  std::string json;  // file for the results; empty = none
+  std::string cold_adapter;  // "host", "disk": measure cold adapters instead; empty: off
+  int num_repeats = 10;      // of the cold request
+  int num_new_lengths = 0;   // measure so many new prompt lengths instead; 0: off
+  int num_warm_up = 0;       // requests before the first run; 0 = every adapter once
+  std::string json;          // file for the results; empty = none
 };
 
 void add_workload_flags(CLI::App& app, WorkloadFlags& flags);
+void add_probe_flags(CLI::App& app, WorkloadFlags& flags);
 
 // Requests of a run at `concurrency`.
 int num_requests_of(const WorkloadFlags& flags, int concurrency);
@@ -44,6 +49,7 @@ class Workload {
   int next_adapter();
   // Random tokens; no two prompts begin alike.
   std::vector<int32_t> next_prompt();
+  std::vector<int32_t> prompt(int num_tokens);
 
  private:
   const WorkloadFlags flags_;

@@ -134,6 +134,10 @@ Result<std::string> HttpClient::get(const std::string& target) {
   return body;
 }
 
+Result<void> HttpClient::post(const std::string& target, const std::string& body) {
+  return post_stream(target, body, [](std::string_view) {});
+}
+
 Result<void> HttpClient::post_stream(const std::string& target, const std::string& body,
                                      const std::function<void(std::string_view)>& on_event) {
   http::request<http::string_body> request{http::verb::post, target, 11};

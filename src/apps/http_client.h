@@ -25,6 +25,8 @@ class HttpClient {
 
   // The body of an answer of status 200; else an error with the status and the server's words.
   Result<std::string> get(const std::string& target);
+  // Posts JSON; the answer's body is dropped.
+  Result<void> post(const std::string& target, const std::string& body);
   // Posts JSON and hands every server-sent event's data ("[DONE]" too) to `on_event` as it comes.
   Result<void> post_stream(const std::string& target, const std::string& body,
                            const std::function<void(std::string_view)>& on_event);

@@ -12,7 +12,6 @@
 #include "base/log.h"
 #include "engine/kv_plan.h"
 #include "engine/model_executor.h"
-#include "model/model.h"
 #include "weights/model_weights.h"
 
 namespace medley::apps {
@@ -61,7 +60,7 @@ Result<const TensorMap*> open_weights(const ModelFlags& flags, LoadedModel& load
 }  // namespace
 
 Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
-                               const AdapterReader& reader) {
+                               const LoadOptions& options) {
   LoadedModel loaded;
   loaded.folder = std::move(folder);
   const ModelSpec& spec = loaded.folder.spec;
@@ -86,7 +85,8 @@ Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
                                   {.dtype = dtype,
                                    .max_rows = flags.max_num_batched_tokens,
                                    .max_seqs = flags.max_num_seqs,
-                                   .on_progress = show_pack_progress()}));
+                                   .on_progress = show_pack_progress(),
+                                   .routing_observer = options.routing_observer}));
   log::info("{} on {}: {} layers, {:.1f} MiB of weights in {:.2f} s, {}", spec.family,
             loaded.backend->name(), spec.num_layers(),
             mib(static_cast<int64_t>(model->num_weight_bytes())), seconds_since(start_ns),
@@ -106,7 +106,7 @@ Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
                                             .pool_bytes = static_cast<size_t>(plan.adapter_bytes),
                                             .adapter_root = flags.adapter_root,
                                             .base_tensors = tensors,
-                                            .reader = reader}));
+                                            .reader = options.adapter_reader}));
     MEDLEY_TRY(load_lora_modules(flags, loaded.max_loras, *loaded.adapters));
   }
   MEDLEY_TRY_ASSIGN(loaded.executor,

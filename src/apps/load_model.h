@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "base/error.h"
 #include "engine/executor.h"
+#include "model/model.h"
 #include "weights/checkpoint.h"
 #include "weights/dummy_weights.h"
 
@@ -69,9 +70,13 @@ struct LoadedModel {
   int max_loras = 0;
 };
 
-// `folder` is that of `flags`. `reader`: how the paths of adapters become weights, where that is
-// not as PEFT folders.
+struct LoadOptions {
+  AdapterReader adapter_reader;                 // empty: paths of adapters are PEFT folders
+  RoutingObserver* routing_observer = nullptr;  // outlives the model
+};
+
+// `folder` is that of `flags`.
 Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
-                               const AdapterReader& reader = {});
+                               const LoadOptions& options = {});
 
 }  // namespace medley::apps
