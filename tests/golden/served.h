@@ -39,11 +39,12 @@ inline std::string read_text(const fs::path& path) {
   return text.str();
 }
 
-inline std::vector<fs::path> sorted_folders(const fs::path& parent) {
+// Those that hold a file of this name.
+inline std::vector<fs::path> sorted_folders(const fs::path& parent, const char* file) {
   std::vector<fs::path> found;
   if (fs::exists(parent)) {
     for (const auto& entry : fs::directory_iterator(parent)) {
-      if (fs::exists(entry.path() / "golden.json")) found.push_back(entry.path());
+      if (fs::exists(entry.path() / file)) found.push_back(entry.path());
     }
   }
   std::sort(found.begin(), found.end());
@@ -78,6 +79,10 @@ class Served {
     std::unique_ptr<Backend> backend = make_cpu_backend({.num_threads = 2});
     DType dtype = DType::kF32;
     bool enable_prefix_caching = false;
+    fs::path adapters = {};  // the folder of their folders; by default the model's "adapters"
+    int max_loras = 0;       // by default as many as there are
+    size_t pool_bytes = 0;   // as AdapterStoreOptions
+    int max_model_len = 128;
   };
 
   explicit Served(const fs::path& folder) : Served(folder, Options()) {}
@@ -90,16 +95,23 @@ class Served {
     checkpoint_ = std::move(checkpoint).value();
     auto weights = read_model_weights(*spec, *checkpoint_);
     EXPECT_TRUE(weights.ok()) << weights.error().message;
-    const StepDesc step{.max_rows = 48, .max_seqs = 16, .max_pages = 16 * 8};
+    constexpr int kMaxSeqs = 16;
+    const StepDesc step{.max_rows = 48,
+                        .max_seqs = kMaxSeqs,
+                        .max_pages = kMaxSeqs * ((options.max_model_len + 15) / 16)};
     auto model = Model::create(
         *spec, *weights, *backend_,
         {.dtype = options.dtype, .max_rows = step.max_rows, .max_seqs = step.max_seqs});
     EXPECT_TRUE(model.ok()) << model.error().message;
-    const auto adapters = sorted_folders(folder / "adapters");
-    auto store =
-        AdapterStore::create(*spec, *backend_,
-                             {.max_loras = std::max<int>(1, static_cast<int>(adapters.size())),
-                              .base_tensors = &checkpoint_->tensors()});
+    const auto adapters = sorted_folders(
+        options.adapters.empty() ? folder / "adapters" : options.adapters, "adapter_config.json");
+    const int max_loras = options.max_loras > 0
+                              ? options.max_loras
+                              : std::max<int>(1, static_cast<int>(adapters.size()));
+    auto store = AdapterStore::create(*spec, *backend_,
+                                      {.max_loras = max_loras,
+                                       .pool_bytes = options.pool_bytes,
+                                       .base_tensors = &checkpoint_->tensors()});
     EXPECT_TRUE(store.ok()) << store.error().message;
     store_ = std::move(store).value();
     collect("", folder / "golden.json");
@@ -120,7 +132,7 @@ class Served {
     EXPECT_TRUE(executor.ok()) << executor.error().message;
     const EngineOptions engine_options{.max_num_seqs = step.max_seqs,
                                        .max_num_batched_tokens = step.max_rows,
-                                       .max_model_len = 128,
+                                       .max_model_len = options.max_model_len,
                                        .enable_prefix_caching = options.enable_prefix_caching};
     auto engine =
         start_engine(engine_options, std::move(executor).value(), store_.get(),
@@ -131,7 +143,9 @@ class Served {
 
   ~Served() { engine_.reset(); }
 
+  // Those of golden.json files, if the model has them.
   const std::vector<Case>& cases() const { return cases_; }
+  AdapterStore& store() { return *store_; }
   EngineStats stats() const { return engine_->stats(); }
 
   RequestId submit(const Case& c) {
@@ -166,6 +180,7 @@ class Served {
 
  private:
   void collect(const std::string& adapter, const fs::path& path) {
+    if (!fs::exists(path)) return;
     const json golden = json::parse(read_text(path));
     for (const auto& prompt : golden["prompts"]) {
       const std::string label = adapter.empty() ? "base" : adapter;
@@ -205,7 +220,8 @@ class Served {
 
 inline std::vector<std::string> golden_models() {
   std::vector<std::string> names;
-  for (const auto& folder : sorted_folders(golden_dir())) names.push_back(folder.filename());
+  for (const auto& folder : sorted_folders(golden_dir(), "golden.json"))
+    names.push_back(folder.filename());
   return names;
 }
 
