@@ -187,6 +187,18 @@ TEST_F(DeviceTierTest, HostImagesHaveALimit) {
   EXPECT_LE(backend_.num_live, 2);
 }
 
+TEST_F(DeviceTierTest, OneThatHostMemoryCantHoldIsRefusedWithBothNumbers) {
+  make_store({.max_loras = 1, .max_host_bytes = 999});
+  const auto loaded = store_->load("a", content(0));
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_EQ(loaded.error().code, ErrorCode::kUnsupported);
+  EXPECT_NE(loaded.error().message.find("takes 1000 bytes of host memory; all adapters together "
+                                        "may take 999"),
+            std::string::npos)
+      << loaded.error().message;
+  EXPECT_EQ(backend_.num_live, 0);
+}
+
 TEST_F(DeviceTierTest, LeastRecentlyUsedSlotIsTakenAndUsedOnesAreNot) {
   make_store({.max_loras = 2});
   load("a", 0), load("b", 1), load("c", 2);

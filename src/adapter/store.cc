@@ -361,9 +361,17 @@ class AdapterStoreImpl : public AdapterStore {
     if (use == nullptr) {
       MEDLEY_TRY_ASSIGN(auto packed, backend_.pack_adapter(weights.modules));
       MEDLEY_TRY(device_.check_fits(*packed));
+      MEDLEY_TRY(check_fits_host(*packed));
       use = keep_content(weights.hash, std::move(packed));
     }
     return Loaded{std::move(use), weights.max_rank, std::move(weights.warnings)};
+  }
+
+  Result<void> check_fits_host(const PackedAdapter& packed) const {
+    if (options_.max_host_bytes == 0 || packed.num_bytes() <= options_.max_host_bytes) return {};
+    return unsupported(
+        fmt::format("the adapter takes {} bytes of host memory; all adapters together may take {}",
+                    packed.num_bytes(), options_.max_host_bytes));
   }
 
   std::unique_ptr<AdapterContentUse> find_content(const std::string& hash) {

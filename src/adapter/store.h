@@ -54,7 +54,8 @@ struct AdapterStoreOptions {
   size_t pool_bytes = 0;    // device memory for adapters; 0: no limit (LoraTableDesc)
   size_t pinned_bytes = 0;  // host memory that is made ready at once (LoraTableDesc)
   // Packed adapters that are not on the device are forgotten, the longest unused first, while all
-  // take more than this; the next request for one reads it again. 0: no limit.
+  // take more than this; the next request for one reads it again. One that alone takes more is
+  // refused. What is being read comes on top. 0: no limit.
   size_t max_host_bytes = 0;
   std::string adapter_root;  // an unknown name is looked up here on first use; empty = off
   // The base model's tensors, which must outlive the store: copies of its embeddings in an adapter

@@ -17,6 +17,7 @@ namespace medley::apps {
 namespace {
 
 constexpr double kGib = 1 << 30;
+constexpr int64_t kAnyHost = int64_t{1} << 60;  // only --adapter-host-memory-bytes is a limit
 double gib(int64_t bytes) { return static_cast<double>(bytes) / kGib; }
 
 // Of the checkpoint, which packing changes by less than a percent.
@@ -89,20 +90,22 @@ Result<void> capacity(const CapacityFlags& flags) {
   std::fflush(stdout);
   const KvPlanDesc kv{
       .max_num_seqs = flags.max_num_seqs, .max_model_len = model_len, .page_size = kPageSize};
-  MEDLEY_TRY_ASSIGN(
-      const MemoryPlan plan,
-      plan_memory(
-          flags, spec,
-          DeviceMemory{.free_bytes = static_cast<size_t>(std::max<int64_t>(0, memory - used)),
-                       .total_bytes = static_cast<size_t>(memory)},
-          /*has_adapters=*/true, kv));
+  MEDLEY_TRY_ASSIGN(const MemoryPlan plan,
+                    plan_memory(flags, spec,
+                                {.device = DeviceMemory{.free_bytes = static_cast<size_t>(
+                                                            std::max<int64_t>(0, memory - used)),
+                                                        .total_bytes = static_cast<size_t>(memory)},
+                                 .host_bytes = kAnyHost,
+                                 .has_adapters = true},
+                                kv));
   const int64_t token_bytes = kv_page_bytes(spec, DType::kBF16, kPageSize) / kPageSize;
   fmt::print(
       "keys and values {:8.2f} GiB, {} tokens of {:.1f} KiB; {} requests of {} would fill {:.2f}\n",
       gib(plan.kv_bytes), int64_t{plan.num_pages} * kPageSize,
       static_cast<double>(token_bytes) / 1024, flags.max_num_seqs, model_len,
       gib(token_bytes * model_len * flags.max_num_seqs));
-  fmt::print("adapters        {:8.2f} GiB\n", gib(plan.adapter_bytes));
+  fmt::print("adapters        {:8.2f} GiB, and as much of the host's memory\n",
+             gib(plan.adapter_bytes));
   fmt::print("of rank {:3}     {:8.3f} GiB each: {} at once\n", flags.adapter_rank, gib(adapter),
              plan.adapter_bytes / adapter);
   return {};

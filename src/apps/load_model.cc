@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/host_memory.h"
 #include "apps/make_backend.h"
 #include "apps/memory_plan.h"
 #include "apps/pack_progress.h"
@@ -18,6 +19,7 @@ namespace medley::apps {
 namespace {
 
 constexpr int kDefaultMaxLoras = 8;
+constexpr int64_t kPinnedAtStartBytes = int64_t{2} << 30;  // takes 0.2 s
 
 double seconds_since(int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-9; }
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
@@ -42,6 +44,11 @@ int max_loras_of(const ModelFlags& flags) {
   if (!flags.enable_lora && flags.lora_modules.empty() && flags.adapter_root.empty()) return 0;
   if (flags.max_loras > 0) return flags.max_loras;
   return std::max(kDefaultMaxLoras, static_cast<int>(flags.lora_modules.size()));
+}
+
+// Of the host memory of adapters, what is page-locked before the first comes.
+size_t pinned_bytes(const MemoryPlan& plan) {
+  return static_cast<size_t>(std::min(plan.adapter_bytes, kPinnedAtStartBytes));
 }
 
 // The tensors of the base model, kept in `loaded`.
@@ -96,17 +103,23 @@ Result<LoadedModel> load_model(const ModelFlags& flags, ModelFolder folder,
                       .max_model_len = loaded.max_model_len,
                       .page_size = kPageSize,
                       .dtype = dtype};
-  MEDLEY_TRY_ASSIGN(const MemoryPlan plan,
-                    plan_memory(flags, spec, loaded.backend->memory(), loaded.max_loras > 0, kv));
+  MEDLEY_TRY_ASSIGN(const MemoryPlan plan, plan_memory(flags, spec,
+                                                       {.device = loaded.backend->memory(),
+                                                        .host_bytes = host_memory_bytes(),
+                                                        .has_adapters = loaded.max_loras > 0},
+                                                       kv));
   if (loaded.max_loras > 0) {
-    MEDLEY_TRY_ASSIGN(loaded.adapters,
-                      AdapterStore::create(spec, *loaded.backend,
-                                           {.max_loras = loaded.max_loras,
-                                            .max_lora_rank = flags.max_lora_rank,
-                                            .pool_bytes = static_cast<size_t>(plan.adapter_bytes),
-                                            .adapter_root = flags.adapter_root,
-                                            .base_tensors = tensors,
-                                            .reader = options.adapter_reader}));
+    MEDLEY_TRY_ASSIGN(
+        loaded.adapters,
+        AdapterStore::create(spec, *loaded.backend,
+                             {.max_loras = loaded.max_loras,
+                              .max_lora_rank = flags.max_lora_rank,
+                              .pool_bytes = static_cast<size_t>(plan.adapter_bytes),
+                              .pinned_bytes = pinned_bytes(plan),
+                              .max_host_bytes = static_cast<size_t>(plan.adapter_host_bytes),
+                              .adapter_root = flags.adapter_root,
+                              .base_tensors = tensors,
+                              .reader = options.adapter_reader}));
     MEDLEY_TRY(load_lora_modules(flags, loaded.max_loras, *loaded.adapters));
   }
   MEDLEY_TRY_ASSIGN(loaded.executor,

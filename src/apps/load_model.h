@@ -38,6 +38,7 @@ struct ModelFlags {
   int max_num_batched_tokens = 2048;
   int64_t kv_cache_memory_bytes = 0;
   double gpu_memory_utilization = 0.92;
+  int64_t adapter_host_memory_bytes = 0;
   std::optional<uint64_t> seed;
   int num_threads = 0;
   bool enable_lora = false;

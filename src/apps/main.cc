@@ -6,6 +6,7 @@
 #include "apps/bench_serve.h"
 #include "apps/capacity.h"
 #include "apps/check_adapter.h"
+#include "apps/random_adapter.h"
 #include "apps/serve.h"
 #include "base/log.h"
 
@@ -35,6 +36,11 @@ int run(int argc, char** argv) {
   check_command->add_option("path", check_flags.path, "folder of a PEFT adapter")->required();
   check_command->add_option("--model", check_flags.model, "folder of its base model")->required();
 
+  RandomAdapterFlags random_flags;
+  CLI::App* random_command =
+      adapters->add_subcommand("random", "write a random adapter, to measure with");
+  add_random_adapter_flags(*random_command, random_flags);
+
   CapacityFlags capacity_flags;
   CLI::App* capacity_command =
       app.add_subcommand("capacity", "say how many tokens and adapters fit on a GPU");
@@ -57,6 +63,7 @@ int run(int argc, char** argv) {
     block_stop_signals();
     return report(serve(serve_flags));
   }
+  if (*random_command) return report(random_adapter(random_flags));
   if (*capacity_command) return report(capacity(capacity_flags));
   if (*bench_serve_command) return report(bench_serve(bench_serve_flags));
   if (*offline_command) return report(bench_offline(offline_flags));

@@ -14,18 +14,19 @@ double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 }  // namespace
 
 Result<MemoryPlan> plan_memory(const ModelFlags& flags, const ModelSpec& spec,
-                               const std::optional<DeviceMemory>& memory, bool has_adapters,
-                               KvPlanDesc kv) {
+                               const MemoryDesc& memory, KvPlanDesc kv) {
   const int64_t page_bytes = kv_page_bytes(spec, kv.dtype, kv.page_size);
-  if (!memory) {
+  if (!memory.device) {
     kv.budget_bytes =
         flags.kv_cache_memory_bytes > 0 ? flags.kv_cache_memory_bytes : kDefaultHostKvBytes;
     MEDLEY_TRY_ASSIGN(const int num_pages, plan_kv_pages(spec, kv));
-    return MemoryPlan{.num_pages = num_pages, .kv_bytes = num_pages * page_bytes};
+    return MemoryPlan{.num_pages = num_pages,
+                      .kv_bytes = num_pages * page_bytes,
+                      .adapter_host_bytes = flags.adapter_host_memory_bytes};
   }
-  const auto free = static_cast<int64_t>(memory->free_bytes);
+  const auto free = static_cast<int64_t>(memory.device->free_bytes);
   const auto kept = static_cast<int64_t>((1.0 - flags.gpu_memory_utilization) *
-                                         static_cast<double>(memory->total_bytes));
+                                         static_cast<double>(memory.device->total_bytes));
   const int64_t left = free - kept - kDeviceReserveBytes;
   if (left <= 0) {
     return Error{
@@ -36,12 +37,17 @@ Result<MemoryPlan> plan_memory(const ModelFlags& flags, const ModelSpec& spec,
         "--gpu-memory-utilization"};
   }
   const int64_t wanted = flags.kv_cache_memory_bytes > 0 ? flags.kv_cache_memory_bytes
-                         : has_adapters                  ? left / 2
+                         : memory.has_adapters           ? left / 2
                                                          : left;
   kv.budget_bytes = std::min(left, wanted);
   MEDLEY_TRY_ASSIGN(const int num_pages, plan_kv_pages(spec, kv));
   const int64_t kv_bytes = num_pages * page_bytes;
-  return MemoryPlan{.num_pages = num_pages, .kv_bytes = kv_bytes, .adapter_bytes = left - kv_bytes};
+  const int64_t host_bytes = flags.adapter_host_memory_bytes > 0 ? flags.adapter_host_memory_bytes
+                                                                 : memory.host_bytes / 4 * 3;
+  return MemoryPlan{.num_pages = num_pages,
+                    .kv_bytes = kv_bytes,
+                    .adapter_bytes = std::min(left - kv_bytes, host_bytes),
+                    .adapter_host_bytes = host_bytes};
 }
 
 }  // namespace medley::apps

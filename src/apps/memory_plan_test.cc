@@ -23,6 +23,9 @@ KvPlanDesc kv(int64_t max_model_len = 131072) {
 
 // 100 GiB, 60 of them free: 10 are kept, half a GiB is for graphs.
 constexpr DeviceMemory kGpu = {.free_bytes = 60 * kGib, .total_bytes = 100 * kGib};
+constexpr MemoryDesc kBase = {.device = kGpu, .host_bytes = 200 * kGib};
+constexpr MemoryDesc kLora = {.device = kGpu, .host_bytes = 200 * kGib, .has_adapters = true};
+constexpr MemoryDesc kCpu = {.host_bytes = 200 * kGib, .has_adapters = true};
 constexpr int64_t kLeft = 50 * kGib - 512 * kMib;
 ModelFlags flags() {
   ModelFlags flags;
@@ -31,17 +34,17 @@ ModelFlags flags() {
 }
 
 TEST(MemoryPlan, WithoutAdaptersKeysAndValuesGetAll) {
-  const MemoryPlan plan = *plan_memory(flags(), spec(), kGpu, /*has_adapters=*/false, kv());
+  const MemoryPlan plan = *plan_memory(flags(), spec(), kBase, kv());
   EXPECT_EQ(plan.num_pages, kLeft / kPageBytes);
   EXPECT_EQ(plan.kv_bytes, plan.num_pages * kPageBytes);
 }
 
 TEST(MemoryPlan, AdaptersGetHalfOrWhatSequencesCannotFill) {
-  const MemoryPlan half = *plan_memory(flags(), spec(), kGpu, /*has_adapters=*/true, kv());
+  const MemoryPlan half = *plan_memory(flags(), spec(), kLora, kv());
   EXPECT_NEAR(static_cast<double>(half.kv_bytes), kLeft / 2.0, kPageBytes);
   EXPECT_NEAR(static_cast<double>(half.adapter_bytes), kLeft / 2.0, kPageBytes);
   // 64 sequences of 4,096 tokens take 12 GiB.
-  const MemoryPlan rest = *plan_memory(flags(), spec(), kGpu, /*has_adapters=*/true, kv(4096));
+  const MemoryPlan rest = *plan_memory(flags(), spec(), kLora, kv(4096));
   EXPECT_EQ(rest.kv_bytes, 12 * kGib);
   EXPECT_NEAR(static_cast<double>(rest.adapter_bytes), kLeft - 12.0 * kGib, kMib);
 }
@@ -49,17 +52,31 @@ TEST(MemoryPlan, AdaptersGetHalfOrWhatSequencesCannotFill) {
 TEST(MemoryPlan, TheFlagIsKept) {
   ModelFlags with_flag = flags();
   with_flag.kv_cache_memory_bytes = 20 * kGib;
-  const MemoryPlan plan = *plan_memory(with_flag, spec(), kGpu, /*has_adapters=*/true, kv());
+  const MemoryPlan plan = *plan_memory(with_flag, spec(), kLora, kv());
   EXPECT_LE(plan.kv_bytes, 20 * kGib);
   EXPECT_GT(plan.kv_bytes, 20 * kGib - kPageBytes);
   with_flag.kv_cache_memory_bytes = 500 * kGib;
-  EXPECT_LE(plan_memory(with_flag, spec(), kGpu, /*has_adapters=*/true, kv())->kv_bytes, kLeft);
+  EXPECT_LE(plan_memory(with_flag, spec(), kLora, kv())->kv_bytes, kLeft);
+}
+
+TEST(MemoryPlan, AdaptersOnTheDeviceFitIntoHostMemoryToo) {
+  EXPECT_EQ(plan_memory(flags(), spec(), kLora, kv())->adapter_host_bytes, 150 * kGib);
+  MemoryDesc small_host = kLora;
+  small_host.host_bytes = 16 * kGib;
+  const MemoryPlan plan = *plan_memory(flags(), spec(), small_host, kv());
+  EXPECT_EQ(plan.adapter_host_bytes, 12 * kGib);
+  EXPECT_EQ(plan.adapter_bytes, 12 * kGib);
+  ModelFlags with_flag = flags();
+  with_flag.adapter_host_memory_bytes = 5 * kGib;
+  EXPECT_EQ(plan_memory(with_flag, spec(), kLora, kv())->adapter_host_bytes, 5 * kGib);
+  EXPECT_EQ(plan_memory(with_flag, spec(), kLora, kv())->adapter_bytes, 5 * kGib);
+  EXPECT_EQ(plan_memory(with_flag, spec(), kCpu, kv(4096))->adapter_host_bytes, 5 * kGib);
 }
 
 TEST(MemoryPlan, AGpuThatIsFullIsAnError) {
-  const auto plan =
-      plan_memory(flags(), spec(), DeviceMemory{.free_bytes = 10 * kGib, .total_bytes = 100 * kGib},
-                  /*has_adapters=*/false, kv());
+  const auto plan = plan_memory(
+      flags(), spec(), {.device = DeviceMemory{.free_bytes = 10 * kGib, .total_bytes = 100 * kGib}},
+      kv());
   ASSERT_FALSE(plan.ok());
   EXPECT_EQ(plan.error().code, ErrorCode::kOverloaded);
   EXPECT_EQ(plan.error().message,
@@ -68,14 +85,14 @@ TEST(MemoryPlan, AGpuThatIsFullIsAnError) {
 }
 
 TEST(MemoryPlan, OnTheCpuKeysAndValuesHaveADefault) {
-  const MemoryPlan plan =
-      *plan_memory(flags(), spec(), std::nullopt, /*has_adapters=*/true, kv(4096));
+  const MemoryPlan plan = *plan_memory(flags(), spec(), kCpu, kv(4096));
   EXPECT_LE(plan.kv_bytes, 4 * kGib);
   EXPECT_GT(plan.kv_bytes, 4 * kGib - kPageBytes * 2);
   EXPECT_EQ(plan.adapter_bytes, 0);
+  EXPECT_EQ(plan.adapter_host_bytes, 0);
   ModelFlags small = flags();
   small.kv_cache_memory_bytes = 64 * kMib;
-  const auto none = plan_memory(small, spec(), std::nullopt, /*has_adapters=*/false, kv());
+  const auto none = plan_memory(small, spec(), kCpu, kv());
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.error().param, "kv_cache_memory");
 }

@@ -56,6 +56,12 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
   app.add_option("--max-loras", flags.max_loras, "adapters in a step [8, or all --lora-modules]")
       ->check(CLI::Range(1, 4096))
       ->group(lora);
+  app.add_option("--adapter-host-memory-bytes", flags.adapter_host_memory_bytes,
+                 "at most this much host memory for adapters, those on the GPU included: the "
+                 "longest unused are read anew when asked for [3/4 of the host's; no limit on the "
+                 "CPU]")
+      ->check(CLI::Range(int64_t{1} << 16, int64_t{1} << 50))
+      ->group(lora);
   app.add_option("--max-lora-rank", flags.max_lora_rank, "larger ranks are refused [no limit]")
       ->check(CLI::Range(1, 1 << 16))
       ->group(lora);

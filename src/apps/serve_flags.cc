@@ -38,7 +38,7 @@ void add_foreign_flags(CLI::App& app, ServeFlags& flags) {
   app.add_option("--reasoning-parser", flags.reasoning_parser,
                  "chosen by the model: GPT-OSS's format is recognised")
       ->group(group);
-  app.add_option("--max-cpu-loras", flags.max_cpu_loras, "host memory holds every adapter read")
+  app.add_option("--max-cpu-loras", flags.max_cpu_loras, "see --adapter-host-memory-bytes")
       ->group(group);
   app.add_option("--lora-dtype", flags.lora_dtype, "the backend's own")->group(group);
   app.add_option("--lora-target-modules", flags.lora_target_modules,
@@ -97,7 +97,7 @@ Result<void> check_foreign_flags(const ServeFlags& flags) {
   note("--reasoning-parser", !flags.reasoning_parser.empty(),
        "the model decides; GPT-OSS's format is recognised");
   note("--max-cpu-loras", !flags.max_cpu_loras.empty(),
-       "host memory holds every adapter that was read");
+       "--adapter-host-memory-bytes limits it in bytes");
   note("--lora-dtype", !flags.lora_dtype.empty(), "the backend has its own");
   note("--lora-target-modules", !flags.lora_target_modules.empty(),
        "all modules of an adapter are used");

@@ -31,7 +31,9 @@ Result<void> LoraTable::make(const LoraTableDesc& desc) {
                     DeviceBuffer::allocate(sizeof(LoraEntry) * desc.max_slots * num_sites()));
   entries_.fill_zero();
   MEDLEY_TRY(pool_.make(desc.pool_bytes));
-  return host_.reserve(desc.pinned_bytes);
+  MEDLEY_TRY(host_.reserve(desc.pinned_bytes));
+  host_.stay_ahead(desc.pinned_bytes);
+  return {};
 }
 
 void LoraTable::announce(const LoraSite& site, const LoraSiteShape& shape) {

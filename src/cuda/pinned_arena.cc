@@ -60,6 +60,14 @@ uint8_t* PinnedRange::data() const {
 }
 
 PinnedArena::~PinnedArena() {
+  if (ahead_.joinable()) {
+    {
+      std::lock_guard lock(mutex_);
+      is_stopping_ = true;
+    }
+    taken_.notify_all();
+    ahead_.join();
+  }
   if (begin_ == nullptr) return;
   for (size_t at = 0; at < ranges_.capacity(); at += kSlabBytes) cudaHostUnregister(begin_ + at);
   ::munmap(begin_, reserved_bytes_);
@@ -104,6 +112,27 @@ Result<void> PinnedArena::reserve(size_t num_bytes) {
   return locked >= num_bytes ? Result<void>() : grow(num_bytes - locked);
 }
 
+void PinnedArena::stay_ahead(size_t num_bytes) {
+  MEDLEY_CHECK(!ahead_.joinable(), "called twice");
+  ahead_bytes_ = num_bytes;
+  ahead_ = std::thread([this] { run_ahead(); });
+}
+
+// Slab by slab, so that who needs memory now waits for one at most. Without memory it gives up:
+// allocate() says so when it matters.
+void PinnedArena::run_ahead() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      taken_.wait(
+          lock, [&] { return is_stopping_ || ranges_.capacity() < ranges_.used() + ahead_bytes_; });
+      if (is_stopping_) return;
+    }
+    std::lock_guard lock(grow_mutex_);
+    if (!grow(kSlabBytes).ok()) return;
+  }
+}
+
 Result<PinnedRange> PinnedArena::allocate(size_t num_bytes) {
   PinnedRange range;
   if (num_bytes == 0) return range;
@@ -114,6 +143,7 @@ Result<PinnedRange> PinnedArena::allocate(size_t num_bytes) {
     range.arena_ = this;
     range.offset_ = *offset;
     range.num_bytes_ = num_bytes;
+    taken_.notify_one();
     return true;
   };
   if (take()) return range;

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <thread>
 
 #include "base/error.h"
 #include "cuda/range_allocator.h"
@@ -30,8 +32,8 @@ class PinnedRange {
 };
 
 // Page-locked host memory that is recycled: locking costs more than filling. One range of
-// addresses, locked slab by slab as it is needed and never returned to the system. Thread-safe;
-// giving back never waits for memory that is being locked.
+// addresses, locked slab by slab, by a thread of its own before it is needed if wanted, and never
+// returned to the system. Thread-safe; giving back never waits for memory that is being locked.
 class PinnedArena {
  public:
   // A copy to the device must not cross a multiple of this, counted from begin().
@@ -45,6 +47,8 @@ class PinnedArena {
   // Locks slabs until at least `num_bytes` are locked. kOverloaded when the host has no more, with
   // both numbers; so does allocate().
   Result<void> reserve(size_t num_bytes);
+  // From now on keeps so much more locked than is used, while the host has it. Called once.
+  void stay_ahead(size_t num_bytes);
   // What it holds is whatever was there before.
   Result<PinnedRange> allocate(size_t num_bytes);
 
@@ -56,6 +60,7 @@ class PinnedArena {
   friend class PinnedRange;
   Result<void> grow(size_t num_bytes);  // under grow_mutex_
   void free(size_t offset);
+  void run_ahead();
 
   std::mutex grow_mutex_;
   uint8_t* begin_ = nullptr;   // set once, by the first growth
@@ -63,6 +68,11 @@ class PinnedArena {
 
   mutable std::mutex mutex_;
   RangeAllocator ranges_;
+
+  size_t ahead_bytes_ = 0;
+  bool is_stopping_ = false;
+  std::condition_variable taken_;  // ranges_ or is_stopping_ changed
+  std::thread ahead_;
 };
 
 }  // namespace medley::cuda

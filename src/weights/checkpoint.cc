@@ -21,6 +21,7 @@
 #include "base/loading_threads.h"
 #include "base/thread_pool.h"
 #include "spec/json_parse.h"
+#include "weights/file_memory.h"
 
 namespace medley {
 namespace {
@@ -57,17 +58,22 @@ class MappedFile {
   }
 
   MappedFile(MappedFile&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+      : mapped_(std::exchange(other.mapped_, nullptr)),
+        copy_(std::move(other.copy_)),
+        size_(std::exchange(other.size_, 0)) {}
   MappedFile& operator=(MappedFile&& other) noexcept {
-    std::swap(data_, other.data_);
+    std::swap(mapped_, other.mapped_);
+    std::swap(copy_, other.copy_);
     std::swap(size_, other.size_);
     return *this;
   }
   ~MappedFile() {
-    if (data_ != nullptr) ::munmap(data_, size_);
+    if (mapped_ != nullptr) ::munmap(mapped_, size_);
   }
 
-  const std::byte* data() const { return static_cast<const std::byte*>(data_); }
+  const std::byte* data() const {
+    return mapped_ != nullptr ? static_cast<const std::byte*>(mapped_) : copy_.data();
+  }
   size_t size() const { return size_; }
 
  private:
@@ -75,19 +81,20 @@ class MappedFile {
 
   // Returns what went wrong, or nothing.
   std::string fill(int fd, size_t size, Access access) {
-    const bool copy = access == Access::kCopy;
-    void* memory = copy ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                                 /*fd=*/-1, 0)
-                        : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (memory == MAP_FAILED) return fmt::format("can't be mapped: {}", std::strerror(errno));
-    data_ = memory;
     size_ = size;
-    return copy ? read_all(fd) : "";
+    if (access == Access::kCopy) {
+      copy_ = FileMemory::allocate(size);
+      if (copy_.data() == nullptr) return fmt::format("no memory for its {} bytes", size);
+      return read_all(fd);
+    }
+    void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (memory == MAP_FAILED) return fmt::format("can't be mapped: {}", std::strerror(errno));
+    mapped_ = memory;
+    return "";
   }
 
   // Several threads: a page cache gives one thread a fraction of what memory can do.
   std::string read_all(int fd) {
-    ::madvise(data_, size_, MADV_HUGEPAGE);  // fewer faults, where the system has it
     const auto num_chunks = static_cast<int64_t>((size_ + kReadChunkBytes - 1) / kReadChunkBytes);
     std::mutex mutex;
     std::string problem;
@@ -105,7 +112,7 @@ class MappedFile {
   std::string read_range(int fd, size_t begin, size_t end) {
     while (begin < end) {
       const ssize_t count =
-          ::pread(fd, static_cast<char*>(data_) + begin, end - begin, static_cast<off_t>(begin));
+          ::pread(fd, copy_.data() + begin, end - begin, static_cast<off_t>(begin));
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) return fmt::format("can't be read: {}", std::strerror(errno));
       if (count == 0) return "became shorter while it was read";
@@ -114,7 +121,8 @@ class MappedFile {
     return "";
   }
 
-  void* data_ = nullptr;
+  void* mapped_ = nullptr;
+  FileMemory copy_;
   size_t size_ = 0;
 };
 

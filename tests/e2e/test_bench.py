@@ -109,6 +109,13 @@ def test_serve_says_what_failed(server):
     assert "http://HOST:PORT" in run("bench", "serve", "--base-url", "localhost", code=1).stderr
 
 
+def test_random_adapter(tmp_path):
+    run("adapters", "random", tmp_path / "a", "--model", MODEL, "--rank", 12)
+    done = run("adapters", "check", tmp_path / "a", "--model", MODEL)
+    assert "can be served" in done.stdout
+    assert "rank 12" in done.stdout
+
+
 def test_capacity():
     done = run("capacity", MODEL, "--device-memory-gib", 80, "--max-model-len", 512)
     assert "at once" in done.stdout

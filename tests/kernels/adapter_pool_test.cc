@@ -197,6 +197,21 @@ TEST(LoraTableTest, UploadsWhatLiesAcrossSlabs) {
   }
 }
 
+TEST(PinnedArenaTest, StaysAheadOfWhatIsUsed) {
+  constexpr size_t kSlab = cuda::PinnedArena::kSlabBytes;
+  cuda::PinnedArena arena;
+  arena.stay_ahead(2 * kSlab);
+  const auto locks = [&](size_t num_bytes) {
+    for (int i = 0; i < 1000 && arena.locked_bytes() < num_bytes; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return arena.locked_bytes();
+  };
+  EXPECT_EQ(locks(2 * kSlab), 2 * kSlab);
+  const cuda::PinnedRange range = arena.allocate(kSlab).value();
+  EXPECT_EQ(locks(3 * kSlab), 3 * kSlab);
+}
+
 TEST(PinnedArenaTest, RecyclesAndGrows) {
   cuda::PinnedArena arena;
   ASSERT_TRUE(arena.reserve(1).ok());
