@@ -189,8 +189,10 @@ Result<void> bench_offline(const BenchOfflineFlags& given) {
   Bench bench = {.flags = flags, .records = records, .tally = tally, .engine = *engine};
   Workload workload(flags, flags.num_adapters, folder.spec.vocab_size);
   // Brings every adapter to the device, and pages in what the first step of each kind touches.
-  MEDLEY_TRY(run_once(warm_up_of(flags, flags.num_adapters),
-                      *std::ranges::max_element(flags.concurrency), workload, bench));
+  const WorkloadFlags warm_up = warm_up_of(flags, flags.num_adapters);
+  Workload warm_up_workload(warm_up, flags.num_adapters, folder.spec.vocab_size);
+  MEDLEY_TRY(
+      run_once(warm_up, *std::ranges::max_element(flags.concurrency), warm_up_workload, bench));
   log_adapters(loaded);
   if (flags.num_new_lengths > 0 || !flags.cold_adapter.empty()) {
     ColdFiles files(folder.spec,

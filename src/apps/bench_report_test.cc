@@ -55,6 +55,20 @@ TEST(Workload, AdaptersTakeTurnsOrFollowTheirShares) {
   for (int i = 0; i < 4; ++i) EXPECT_NEAR(counts[i], kDraws * 12.0 / 25.0 / (i + 1), 400) << i;
 }
 
+TEST(Workload, TheWarmUpHasEveryAdapterOnceAndPromptsOfItsOwn) {
+  const WorkloadFlags flags = {
+      .input_len = 9, .output_len = 100, .request_rate = 5.0, .adapter_mix = "zipf"};
+  const WorkloadFlags warm_up = warm_up_of(flags, 3);
+  EXPECT_EQ(num_requests_of(warm_up, 8), 3);
+  EXPECT_EQ(warm_up.output_len, 4);
+  EXPECT_EQ(due_ns(warm_up, 2, 10), 10);
+  Workload workload(warm_up, 3, 1000);
+  for (const int expected : {0, 1, 2}) EXPECT_EQ(workload.next_adapter(), expected);
+  EXPECT_NE(workload.prompt(9), Workload(flags, 3, 1000).prompt(9));
+  EXPECT_EQ(warm_up_of({.adapter_mix = "base"}, 3).adapter_mix, "base");
+  EXPECT_EQ(num_requests_of(warm_up_of({.num_warm_up = 7}, 3), 8), 7);
+}
+
 TEST(Workload, PromptsAreOfTheLengthAndRepeatable) {
   Workload first({.input_len = 50}, 0, 1000);
   Workload second({.input_len = 50}, 0, 1000);

@@ -121,10 +121,12 @@ Result<void> bench_serve(const BenchServeFlags& flags) {
   if (model.empty()) {
     MEDLEY_TRY_ASSIGN(model, first_model(address));
   }
-  Workload workload(flags, static_cast<int>(flags.adapters.size()), flags.vocab_size);
+  const auto num_adapters = static_cast<int>(flags.adapters.size());
   BenchServeFlags warm_up = flags;
-  static_cast<WorkloadFlags&>(warm_up) = warm_up_of(flags, static_cast<int>(flags.adapters.size()));
-  run_once(warm_up, address, model, *std::ranges::max_element(flags.concurrency), workload);
+  static_cast<WorkloadFlags&>(warm_up) = warm_up_of(flags, num_adapters);
+  Workload warm_up_workload(warm_up, num_adapters, flags.vocab_size);
+  run_once(warm_up, address, model, *std::ranges::max_element(flags.concurrency), warm_up_workload);
+  Workload workload(flags, num_adapters, flags.vocab_size);
   if (flags.num_new_lengths > 0 || !flags.cold_adapter.empty()) {
     HttpTarget target({.address = address, .model = model, .cold_folder = flags.cold_folder});
     return run_probes("serve", flags, flags.adapters, workload, target);

@@ -88,6 +88,8 @@ WorkloadFlags warm_up_of(const WorkloadFlags& flags, int num_adapters) {
   warm_up.output_len = std::min(flags.output_len, 4);
   warm_up.num_requests = flags.num_warm_up > 0 ? flags.num_warm_up : std::max(num_adapters, 1);
   warm_up.request_rate = 0.0;
+  if (flags.adapter_mix != "base") warm_up.adapter_mix = "round-robin";
+  warm_up.workload_seed = ~flags.workload_seed;  // a server may keep the prompts it has seen
   return warm_up;
 }
 
