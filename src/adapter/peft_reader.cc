@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <future>
 #include <map>
 #include <span>
 #include <sstream>
@@ -47,7 +46,7 @@ Result<std::string> read_config_text(const std::string& folder) {
   return text.str();
 }
 
-Result<Checkpoint> open_weights(const std::string& folder) {
+Result<Checkpoint> open_weights(const std::string& folder, const Checkpoint::OnBytes& on_bytes) {
   std::error_code error;
   if (!fs::exists(folder + "/" + kWeightsFile, error)) {
     for (const char* name : {"adapter_model.bin", "adapter_model.pt"}) {
@@ -59,16 +58,16 @@ Result<Checkpoint> open_weights(const std::string& folder) {
     }
     return not_found(fmt::format("{}: no {}", folder, kWeightsFile));
   }
-  return Checkpoint::read_file(folder + "/" + kWeightsFile);
+  return Checkpoint::read_file(folder + "/" + kWeightsFile, on_bytes);
 }
 
-std::string hash_of(std::string_view config, std::span<const std::byte> weights) {
+// Of the config; the weights follow.
+ffi::Blake3Hasher hash_of(std::string_view config) {
   ffi::Blake3Hasher hasher;
   const uint64_t size = config.size();
   hasher.update(std::as_bytes(std::span(&size, 1)));
   hasher.update(std::as_bytes(std::span(config)));
-  hasher.update(weights);
-  return ffi::to_hex(hasher.finish());
+  return hasher;
 }
 
 bool has_chat_template(const std::string& folder) {
@@ -279,15 +278,16 @@ Result<AdapterWeights> read_peft_adapter(const std::string& folder, const ModelS
                                          const TensorMap* base) {
   MEDLEY_TRY_ASSIGN(const std::string text, read_config_text(folder));
   MEDLEY_TRY_ASSIGN(const PeftConfig config, PeftConfig::parse(text, kConfigFile));
-  MEDLEY_TRY_ASSIGN(Checkpoint checkpoint, open_weights(folder));
+  ffi::Blake3Hasher hasher = hash_of(text);
+  MEDLEY_TRY_ASSIGN(
+      Checkpoint checkpoint,
+      open_weights(folder, [&](std::span<const std::byte> bytes) { hasher.update(bytes); }));
   AdapterWeights out;
   out.checkpoint = std::make_unique<Checkpoint>(std::move(checkpoint));
   out.num_bytes = out.checkpoint->num_bytes();
   const TensorMap& file = out.checkpoint->tensors();
   if (file.empty()) return invalid_argument(fmt::format("{}: no tensors", kWeightsFile));
-  // Beside the checks: both read every byte.
-  std::future<std::string> hash =
-      std::async(std::launch::async, [&] { return hash_of(text, out.checkpoint->file_bytes()); });
+  out.hash = ffi::to_hex(hasher.finish());
   MEDLEY_TRY_ASSIGN(GroupedTensors tensors, group_tensors(file));
   const bool changes_nothing = tensors.changes_nothing;
   MEDLEY_TRY(PeftReader(spec, config, std::move(tensors)).read(file, base, out));
@@ -297,7 +297,6 @@ Result<AdapterWeights> read_peft_adapter(const std::string& folder, const ModelS
   if (has_chat_template(folder)) {
     out.warnings.push_back("its own chat template is not used");
   }
-  out.hash = hash.get();
   return out;
 }
 

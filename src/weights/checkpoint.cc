@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -35,10 +37,71 @@ constexpr size_t kReadChunkBytes = size_t{8} << 20;
 
 enum class Access : uint8_t { kMap, kCopy };
 
+// Hands on what has been read so far, in order, while other threads read more.
+class Follower {
+ public:
+  Follower(std::span<const std::byte> file, const Checkpoint::OnBytes& on_bytes)
+      : file_(file), on_bytes_(on_bytes), is_read_(num_chunks()) {
+    if (on_bytes_) thread_ = std::thread([this] { run(); });
+  }
+  ~Follower() { finish(); }
+  Follower(const Follower&) = delete;
+  Follower& operator=(const Follower&) = delete;
+
+  size_t num_chunks() const { return (file_.size() + kReadChunkBytes - 1) / kReadChunkBytes; }
+  std::span<const std::byte> chunk(size_t i) const {
+    const size_t begin = i * kReadChunkBytes;
+    return file_.subspan(begin, std::min(kReadChunkBytes, file_.size() - begin));
+  }
+  // The chunk is there. Any thread.
+  void add(size_t i) {
+    {
+      const std::lock_guard lock(mutex_);
+      is_read_[i] = true;
+    }
+    more_.notify_one();
+  }
+  // Nothing comes any more; returns when what came has been handed on.
+  void finish() {
+    if (!thread_.joinable()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      is_finished_ = true;
+    }
+    more_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  void run() {
+    for (size_t next = 0; next < num_chunks();) {
+      size_t end = next;
+      {
+        std::unique_lock lock(mutex_);
+        more_.wait(lock, [&] { return is_finished_ || is_read_[next]; });
+        while (end < num_chunks() && is_read_[end]) ++end;
+      }
+      if (end == next) return;
+      const std::byte* begin = chunk(next).data();
+      on_bytes_({begin, chunk(end - 1).data() + chunk(end - 1).size()});
+      next = end;
+    }
+  }
+
+  const std::span<const std::byte> file_;
+  const Checkpoint::OnBytes& on_bytes_;
+  std::mutex mutex_;
+  std::condition_variable more_;
+  std::vector<bool> is_read_;
+  bool is_finished_ = false;
+  std::thread thread_;
+};
+
 // A whole file in memory, read-only: mapped, or copied to memory of its own.
 class MappedFile {
  public:
-  static Result<MappedFile> open(const std::string& path, Access access) {
+  static Result<MappedFile> open(const std::string& path, Access access,
+                                 const Checkpoint::OnBytes& on_bytes) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
       const std::string message = fmt::format("{}: {}", path, std::strerror(errno));
@@ -50,7 +113,8 @@ class MappedFile {
     if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
       problem = "not a regular file";
     } else if (info.st_size > 0) {
-      problem = file.fill(fd, static_cast<size_t>(info.st_size), access);
+      problem = access == Access::kCopy ? file.copy(fd, info.st_size, on_bytes)
+                                        : file.map(fd, info.st_size);
     }
     ::close(fd);
     if (!problem.empty()) return invalid_argument(fmt::format("{}: {}", path, problem));
@@ -80,32 +144,32 @@ class MappedFile {
   MappedFile() = default;
 
   // Returns what went wrong, or nothing.
-  std::string fill(int fd, size_t size, Access access) {
-    size_ = size;
-    if (access == Access::kCopy) {
-      copy_ = FileMemory::allocate(size);
-      if (copy_.data() == nullptr) return fmt::format("no memory for its {} bytes", size);
-      return read_all(fd);
-    }
+  std::string map(int fd, size_t size) {
     void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (memory == MAP_FAILED) return fmt::format("can't be mapped: {}", std::strerror(errno));
     mapped_ = memory;
+    size_ = size;
     return "";
   }
 
   // Several threads: a page cache gives one thread a fraction of what memory can do.
-  std::string read_all(int fd) {
-    const auto num_chunks = static_cast<int64_t>((size_ + kReadChunkBytes - 1) / kReadChunkBytes);
+  std::string copy(int fd, size_t size, const Checkpoint::OnBytes& on_bytes) {
+    copy_ = FileMemory::allocate(size);
+    if (copy_.data() == nullptr) return fmt::format("no memory for its {} bytes", size);
+    size_ = size;
+    Follower follower({copy_.data(), size}, on_bytes);
     std::mutex mutex;
     std::string problem;
+    const auto num_chunks = static_cast<int64_t>(follower.num_chunks());
     ThreadPool(static_cast<int>(std::min<int64_t>(num_chunks, num_loading_threads())))
         .parallel_for(num_chunks, [&](int64_t chunk) {
-          const size_t begin = static_cast<size_t>(chunk) * kReadChunkBytes;
-          std::string found = read_range(fd, begin, std::min(size_, begin + kReadChunkBytes));
-          if (found.empty()) return;
+          const size_t begin = follower.chunk(chunk).data() - copy_.data();
+          std::string found = read_range(fd, begin, begin + follower.chunk(chunk).size());
+          if (found.empty()) return follower.add(chunk);
           const std::lock_guard lock(mutex);
           problem = std::move(found);
         });
+    follower.finish();
     return problem;
   }
 
@@ -259,8 +323,9 @@ struct Checkpoint::State {
   size_t num_bytes = 0;
 
   // Returns the names it added.
-  Result<std::set<std::string>> add_file(const std::string& path, Access access) {
-    MEDLEY_TRY_ASSIGN(MappedFile file, MappedFile::open(path, access));
+  Result<std::set<std::string>> add_file(const std::string& path, Access access,
+                                         const OnBytes& on_bytes = {}) {
+    MEDLEY_TRY_ASSIGN(MappedFile file, MappedFile::open(path, access, on_bytes));
     MEDLEY_TRY_ASSIGN(const std::vector<Entry> entries, read_header(path, file));
     const uint64_t data_bytes = entries.empty() ? 0 : entries.back().end;
     const std::byte* data = file.data() + (file.size() - data_bytes);
@@ -299,9 +364,9 @@ Result<Checkpoint> Checkpoint::open_file(const std::string& path) {
   return Checkpoint(std::move(state));
 }
 
-Result<Checkpoint> Checkpoint::read_file(const std::string& path) {
+Result<Checkpoint> Checkpoint::read_file(const std::string& path, const OnBytes& on_bytes) {
   auto state = std::make_unique<State>();
-  MEDLEY_TRY(state->add_file(path, Access::kCopy));
+  MEDLEY_TRY(state->add_file(path, Access::kCopy, on_bytes));
   return Checkpoint(std::move(state));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -26,8 +27,11 @@ class Checkpoint {
   static Result<Checkpoint> open_folder(const std::string& folder);
   static Result<Checkpoint> open_file(const std::string& path);
   // Copies the file into memory first, so that nobody who writes to it later can disturb the
-  // reading: for adapters, which others may replace while the server runs.
-  static Result<Checkpoint> read_file(const std::string& path);
+  // reading: for adapters, which others may replace while the server runs. `on_bytes` is handed the
+  // file's bytes in order, piece by piece, on a thread of its own while the rest is being read; it
+  // has had all of them when this returns without an error.
+  using OnBytes = std::function<void(std::span<const std::byte>)>;
+  static Result<Checkpoint> read_file(const std::string& path, const OnBytes& on_bytes = {});
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;

@@ -83,6 +83,23 @@ TEST_F(CheckpointTest, ACopyOutlivesTheFile) {
   EXPECT_EQ(copy->file_bytes().size(), bytes.size());
 }
 
+TEST_F(CheckpointTest, HandsOnAllBytesInOrderWhileItReads) {
+  constexpr int64_t kBytes = 20'000'001;  // two pieces and a bit
+  std::string data(kBytes, '\0');
+  for (int64_t i = 0; i < kBytes; ++i) data[i] = static_cast<char>(i * 2654435761 >> 13);
+  const std::string path = folder_ + "/model.safetensors";
+  const std::string bytes = safetensors_bytes({{"x", "U8", {kBytes}, data}});
+  write_file(path, bytes);
+  std::string seen;
+  const Result<Checkpoint> copy =
+      Checkpoint::read_file(path, [&](std::span<const std::byte> piece) {
+        seen.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+      });
+  ASSERT_TRUE(copy.ok()) << copy.error().message;
+  EXPECT_TRUE(seen == bytes);
+  EXPECT_EQ(std::memcmp(copy->file_bytes().data(), bytes.data(), bytes.size()), 0);
+}
+
 TEST_F(CheckpointTest, RefusesDamagedFiles) {
   EXPECT_EQ(open("").error().code, ErrorCode::kInvalidArgument);
   EXPECT_FALSE(open("1234567").ok());
