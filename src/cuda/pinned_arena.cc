@@ -113,9 +113,12 @@ Result<void> PinnedArena::reserve(size_t num_bytes) {
 }
 
 void PinnedArena::stay_ahead(size_t num_bytes) {
-  MEDLEY_CHECK(!ahead_.joinable(), "called twice");
-  ahead_bytes_ = num_bytes;
-  ahead_ = std::thread([this] { run_ahead(); });
+  {
+    std::lock_guard lock(mutex_);
+    ahead_bytes_ = num_bytes;
+  }
+  taken_.notify_all();
+  if (!ahead_.joinable()) ahead_ = std::thread([this] { run_ahead(); });
 }
 
 // Slab by slab, so that who needs memory now waits for one at most. Without memory it gives up:
