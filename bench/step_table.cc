@@ -19,6 +19,7 @@ StepTable make_step_table(std::span<const DeviceWork> work, int num_steps) {
   struct Sums {
     int64_t launches = 0;
     int64_t alone_ns = 0;
+    int64_t idle_ns = 0;
     int64_t total_ns = 0;
   };
   std::map<std::string, Sums> sums;
@@ -29,8 +30,9 @@ StepTable make_step_table(std::span<const DeviceWork> work, int num_steps) {
   for (const DeviceWork& each : work) {
     const int64_t alone_ns =
         std::max<int64_t>(0, each.end_ns - std::max(each.start_ns, reached_ns));
-    reached_ns = std::max(reached_ns, each.end_ns);
     Sums& sum = sums[each.name];
+    sum.idle_ns += std::max<int64_t>(0, each.start_ns - reached_ns);
+    reached_ns = std::max(reached_ns, each.end_ns);
     ++sum.launches;
     sum.alone_ns += alone_ns;
     sum.total_ns += each.end_ns - each.start_ns;
@@ -42,6 +44,7 @@ StepTable make_step_table(std::span<const DeviceWork> work, int num_steps) {
     table.rows.push_back({.name = name,
                           .launches = sum.launches * per_step,
                           .alone_us = sum.alone_ns / kNsPerUs * per_step,
+                          .idle_us = sum.idle_ns / kNsPerUs * per_step,
                           .mean_us = sum.total_ns / kNsPerUs / static_cast<double>(sum.launches)});
   }
   std::ranges::sort(table.rows, std::ranges::greater(), &StepTable::Row::alone_us);
@@ -61,8 +64,8 @@ void print(const StepTable& table, double step_us) {
   fmt::print("  {:>8} {:>9} {:>7} {:>7}  {}\n", "launches", "us/step", "share", "us each",
              "kernel");
   for (const StepTable::Row& row : table.rows) {
-    fmt::print("  {:8.1f} {:9.1f} {:6.1f}% {:7.1f}  {}\n", row.launches, row.alone_us,
-               100.0 * row.alone_us / table.busy_us, row.mean_us, row.name);
+    fmt::print("  {:8.1f} {:9.1f} {:6.1f}% {:7.1f} {:11.1f}  {}\n", row.launches, row.alone_us,
+               100.0 * row.alone_us / table.busy_us, row.mean_us, row.idle_us, row.name);
   }
 }
 

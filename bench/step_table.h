@@ -15,6 +15,7 @@ struct StepTable {
     std::string name;
     double launches = 0;  // a step
     double alone_us = 0;  // a step: of which no kernel before it was running any more
+    double idle_us = 0;   // a step: nothing ran until it began
     double mean_us = 0;   // a launch, from its start to its end
   };
   std::vector<Row> rows;      // by falling time

@@ -29,7 +29,9 @@ TEST(StepTable, OverlapCountsOnceAndForTheFirst) {
   EXPECT_EQ(table.rows[1].name, "b");
   EXPECT_DOUBLE_EQ(table.rows[1].alone_us, 3.0);
   EXPECT_DOUBLE_EQ(table.rows[1].mean_us, 4.0);
+  EXPECT_DOUBLE_EQ(table.rows[0].idle_us, 4.0);  // before the second step's, 12 to 20
   EXPECT_DOUBLE_EQ(table.rows[2].launches, 1.0);
+  EXPECT_DOUBLE_EQ(table.rows[2].idle_us, 3.0);
 }
 
 TEST(ShortKernelName, LeavesTheNameAndItsTemplateArguments) {

@@ -47,7 +47,8 @@ class PinnedArena {
   // Locks slabs until at least `num_bytes` are locked. kOverloaded when the host has no more, with
   // both numbers; so does allocate().
   Result<void> reserve(size_t num_bytes);
-  // From now on keeps so much more locked than is used, while the host has it. The last call counts.
+  // From now on keeps so much more locked than is used, while the host has it. The last call
+  // counts.
   void stay_ahead(size_t num_bytes);
   // What it holds is whatever was there before.
   Result<PinnedRange> allocate(size_t num_bytes);
