@@ -1,11 +1,11 @@
 // Times how an adapter gets from its folder to the GPU: reading and checking (the hash of its bytes
 // runs beside the checks), packing into page-locked memory, uploading.
 //
-// Usage: bench_adapter_load CONFIG FOLDER [runs]   (5)
-// CONFIG is a GPT-OSS config.json. Writes adapters of rank 32 on q, k, v, o and all experts to
-// FOLDER, with random weights, in two layouts (per expert; fused, as PEFT's target_parameters
-// writes it) and two dtypes, and loads each: the first time page-locks the host memory, the others
-// find it.
+// Usage: bench_adapter_load CONFIG FOLDER [runs] [kind]   (5; all of per-expert-bf16,
+// per-expert-f32, fused-bf16, fused-f32) CONFIG is a GPT-OSS config.json. Writes adapters of rank
+// 32 on q, k, v, o and all experts to FOLDER, with random weights, in two layouts (per expert;
+// fused, as PEFT's target_parameters writes it) and two dtypes, and loads each: the first time
+// page-locks the host memory, the others find it.
 
 #include <fmt/format.h>
 
@@ -17,6 +17,7 @@
 
 #include "adapter/peft_reader.h"
 #include "base/clock.h"
+#include "base/loading_threads.h"
 #include "cuda/lora_adapter.h"
 #include "ffi/ffi.h"
 #include "spec/read_spec.h"
@@ -70,6 +71,7 @@ void time_loads(cuda::LoraTable& table, const ModelSpec& spec, const std::string
     start = now_ns();
     const auto on_device =
         table.upload(static_cast<const cuda::CudaPackedAdapter&>(*packed)).value();
+    MEDLEY_CHECK(on_device->wait().ok(), "the device failed");
     const double upload_ms = ms_since(start);
     fmt::print(
         "{:32} read {:6.1f} ms (of it the file {:6.1f}; its hash alone {:6.1f}), pack {:6.1f}, "
@@ -82,8 +84,9 @@ void time_loads(cuda::LoraTable& table, const ModelSpec& spec, const std::string
 }
 
 int run(int argc, char** argv) {
+  limit_shared_threads();
   if (argc < 3) {
-    fmt::print(stderr, "usage: bench_adapter_load CONFIG FOLDER [runs]\n");
+    fmt::print(stderr, "usage: bench_adapter_load CONFIG FOLDER [runs] [kind]\n");
     return 2;
   }
   std::ifstream config(argv[1], std::ios::binary);
@@ -97,8 +100,10 @@ int run(int argc, char** argv) {
           .ok());
   for (const bool fused : {false, true}) {
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
-      const std::string folder = fmt::format("{}/{}-{}", argv[2], fused ? "fused" : "per-expert",
-                                             dtype == DType::kF32 ? "f32" : "bf16");
+      const std::string kind = fmt::format("{}-{}", fused ? "fused" : "per-expert",
+                                           dtype == DType::kF32 ? "f32" : "bf16");
+      if (argc > 4 && kind != argv[4]) continue;
+      const std::string folder = fmt::format("{}/{}", argv[2], kind);
       const Result<void> written = write_dummy_adapter(
           spec, {.rank = kRank, .dtype = dtype, .fused_experts = fused}, folder);
       MEDLEY_CHECK(written.ok(), written.error().message);

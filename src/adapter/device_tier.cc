@@ -61,8 +61,8 @@ std::shared_ptr<AdapterContent> DeviceTier::take_upload() {
   return content;
 }
 
-void DeviceTier::finish_upload(const std::shared_ptr<AdapterContent>& content,
-                               Result<std::unique_ptr<DeviceAdapter>> copy) {
+void DeviceTier::upload_started(const std::shared_ptr<AdapterContent>& content,
+                                Result<std::unique_ptr<DeviceAdapter>> copy) {
   if (copy.ok()) {
     content->on_device = *std::move(copy);
     content->last_used_ns = now_ns();
@@ -77,6 +77,7 @@ void DeviceTier::settle(Stream& stream) {
     if (slot == nullptr || slot->on_device == nullptr) continue;
     const bool wanted = slot->num_names > 0 || slot->num_pins > 0;
     if (slot->state == AdapterState::kUploading) {
+      if (wanted && slot->asked_ns == 0 && !slot->on_device->is_complete()) continue;
       if (wanted) backend_.set_adapter(slot->slot, *slot->on_device, stream);
       slot->apply(AdapterEvent::kUploaded);
     }

@@ -22,7 +22,7 @@ struct AdapterContent {
 
   AdapterState state = AdapterState::kInHost;  // kInHost, kUploading or kOnDevice
   int slot = kNoAdapter;                       // kUploading, kOnDevice
-  std::unique_ptr<DeviceAdapter> on_device;    // kOnDevice; before, once the copy is complete
+  std::shared_ptr<DeviceAdapter> on_device;    // kOnDevice; before, once the copy is under way
   std::optional<Error> upload_error;           // kInHost: the last upload failed, nobody was told
   std::string uploaded_for;                    // the name that asked first
 
@@ -68,12 +68,15 @@ class DeviceTier {
   // there is in use. An error concerns only this content.
   Result<bool> start_upload(const std::shared_ptr<AdapterContent>& content, Stream& stream);
 
-  // The next copy to be made, by any thread; null when there is none. Tell finish_upload() then.
+  // The next copy to be made, by any thread; null when there is none. Tell upload_started() once it
+  // is under way, or has failed.
   std::shared_ptr<AdapterContent> take_upload();
-  void finish_upload(const std::shared_ptr<AdapterContent>& content,
-                     Result<std::unique_ptr<DeviceAdapter>> copy);
+  void upload_started(const std::shared_ptr<AdapterContent>& content,
+                      Result<std::unique_ptr<DeviceAdapter>> copy);
 
-  // Complete copies enter their slots; what has no name and no user any more leaves its slot.
+  // Copies enter their slots: those that a request waits for at once, since the request's first
+  // step takes each layer as it comes; others when they are complete, for the steps of other
+  // requests might have to wait too. What has no name and no user any more leaves its slot.
   void settle(Stream& stream);
 
   AdapterContent& in_slot(int slot) { return *slots_.at(slot); }

@@ -74,6 +74,35 @@ TEST_F(DeviceTierTest, OthersGoOnDuringAnUpload) {
   store_->set_wake({});
 }
 
+TEST_F(DeviceTierTest, WhoAsksGetsItWhileTheCopyIsUnderWay) {
+  make_store({.max_loras = 3});
+  load("a", 0), load("b", 1, {.to_device = true});
+  std::atomic<int> num_loads = 0;
+  store_->set_load_observer([&](const AdapterLoad& load) {
+    if (load.source == AdapterLoad::Source::kHost) ++num_loads;
+  });
+  backend_.copies_held = true;
+  {
+    const AdapterPin a = wait_for("a").value();
+    EXPECT_EQ(info("a").state, AdapterState::kOnDevice);
+    EXPECT_NE(backend_.slots[a.slot()], nullptr);
+  }
+  // Steps of others might have to wait for what nobody asked for.
+  store_->fill_slots(stream_);
+  EXPECT_EQ(info("b").state, AdapterState::kUploading);
+  EXPECT_EQ(num_loads, 0) << "told when the copy is complete";
+  // Dropped before it has come: its memory stays until then.
+  ASSERT_TRUE(store_->unload("a").ok());
+  store_->fill_slots(stream_);
+  EXPECT_EQ(backend_.num_on_device, 1);
+  EXPECT_EQ(backend_.num_live, 2);
+  backend_.copies_held = false;
+  EXPECT_TRUE(becomes("b", AdapterState::kOnDevice));
+  EXPECT_EQ(backend_.num_on_device, 1);
+  EXPECT_EQ(backend_.num_live, 1);
+  store_->set_load_observer({});
+}
+
 TEST_F(DeviceTierTest, UnloadDuringAnUpload) {
   make_store({.max_loras = 1});
   load("a", 0), load("b", 1);

@@ -21,6 +21,8 @@
 namespace medley {
 namespace {
 
+double ms_since(int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-6; }
+
 constexpr int64_t kRetryAfterNs = 1'000'000'000;  // a failed load may be tried again after this
 
 struct Adapter {
@@ -167,10 +169,8 @@ class AdapterStoreImpl : public AdapterStore {
         break;
     }
     AdapterContent& content = *adapter->content->content();
-    if (content.state == AdapterState::kInHost) {
-      content.asked_ns = now_ns();
-      MEDLEY_TRY(start_upload(*adapter, stream));
-    }
+    if (content.state != AdapterState::kOnDevice) content.asked_ns = now_ns();
+    if (content.state == AdapterState::kInHost) MEDLEY_TRY(start_upload(*adapter, stream));
     if (content.state != AdapterState::kOnDevice) return std::optional<AdapterPin>();
     ++content.num_pins;
     content.asked_ns = 0;
@@ -300,16 +300,22 @@ class AdapterStoreImpl : public AdapterStore {
       const std::string name = content->uploaded_for;
       lock.unlock();
       const int64_t start_ns = now_ns();
-      Result<std::unique_ptr<DeviceAdapter>> copy = backend_.upload_adapter(*content->packed);
+      Result<std::unique_ptr<DeviceAdapter>> copy = backend_.start_upload(*content->packed);
       const bool no_room = !copy.ok() && copy.error().code == ErrorCode::kOverloaded;
-      if (!no_room) {
-        observe({.name = name,
-                 .source = AdapterLoad::Source::kHost,
-                 .duration_ns = now_ns() - start_ns,
-                 .ok = copy.ok()});
-      }
+      bool ok = copy.ok();
+      log::debug("adapter '{}': copy under way after {:.2f} ms", name, ms_since(start_ns));
       lock.lock();
-      device_.finish_upload(content, std::move(copy));
+      device_.upload_started(content, std::move(copy));
+      const std::shared_ptr<DeviceAdapter> on_device = content->on_device;
+      wake_unlocked(lock);
+      if (no_room) continue;
+      lock.unlock();
+      if (ok) ok = on_device->wait().ok();  // a fault of the device, which steps will notice
+      observe({.name = name,
+               .source = AdapterLoad::Source::kHost,
+               .duration_ns = now_ns() - start_ns,
+               .ok = ok});
+      lock.lock();
       wake_unlocked(lock);
     }
   }

@@ -44,6 +44,10 @@ class Users {
       target_.records().wait(user, before + num_tokens);
     }
   }
+  std::vector<double> gaps_of_first_ms(int64_t from_ns, int64_t to_ns) {
+    if (users_.empty()) return {};
+    return token_gaps_ms(target_.records().wait(users_.front(), 0), from_ns, to_ns);
+  }
   std::vector<double> gaps_ms(int64_t from_ns, int64_t to_ns) {
     std::vector<double> gaps;
     for (const int user : users_) {
@@ -101,6 +105,7 @@ Result<ColdSample> run_once(const WorkloadFlags& flags, int concurrency,
   MEDLEY_TRY_ASSIGN(const RequestRecord cold, probe(workload, target));
   sample.cold_ttft = ttft_ms(cold);
   sample.others_cold = users.gaps_ms(cold.sent_ns, cold.token_ns.front());
+  sample.steps_cold = users.gaps_of_first_ms(cold.sent_ns, cold.token_ns.front());
   if (const std::optional<int64_t> usable_ns = target.usable_ns()) {
     sample.load = static_cast<double>(*usable_ns - cold.sent_ns) / kNsPerMs;
     sample.others_load = users.gaps_ms(cold.sent_ns, *usable_ns);
@@ -206,6 +211,13 @@ std::string to_json(const std::vector<ColdRun>& runs) {
   nlohmann::json results = nlohmann::json::array();
   for (const ColdRun& run : runs) {
     const ColdSummary s = summarise(run);
+    nlohmann::json samples = nlohmann::json::array();
+    for (const ColdSample& sample : run.samples) {
+      samples.push_back({{"cold_ttft_ms", sample.cold_ttft},
+                         {"warm_ttft_ms", sample.warm_ttft},
+                         {"load_ms", sample.load.value_or(0.0)},
+                         {"steps_ms", sample.steps_cold}});
+    }
     results.push_back({{"mode", run.mode},
                        {"cold_adapter", run.tier},
                        {"concurrency", run.concurrency},
@@ -217,7 +229,8 @@ std::string to_json(const std::vector<ColdRun>& runs) {
                        {"others_itl_quiet_ms", percentiles(s.others_quiet)},
                        {"others_itl_load_ms", percentiles(s.others_load)},
                        {"others_itl_cold_ms", percentiles(s.others_cold)},
-                       {"others_itl_warm_ms", percentiles(s.others_warm)}});
+                       {"others_itl_warm_ms", percentiles(s.others_warm)},
+                       {"samples", samples}});
   }
   return results.dump(2);
 }

@@ -20,6 +20,7 @@ struct ColdSample {
   std::vector<double> others_load;   // while the adapter was loaded
   std::vector<double> others_cold;   // from sending the cold request to its first token
   std::vector<double> others_warm;   // the same of the warm one
+  std::vector<double> steps_cold;    // of one of them, from sending to the first token, in order
 };
 
 struct ColdRun {

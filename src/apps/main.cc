@@ -8,6 +8,7 @@
 #include "apps/check_adapter.h"
 #include "apps/random_adapter.h"
 #include "apps/serve.h"
+#include "base/loading_threads.h"
 #include "base/log.h"
 
 namespace medley::apps {
@@ -20,6 +21,7 @@ int report(const Result<void>& result) {
 }
 
 int run(int argc, char** argv) {
+  limit_shared_threads();
   CLI::App app("One base language model and its LoRA adapters behind the OpenAI API.", "medley");
   app.set_version_flag("--version", "medley " MEDLEY_VERSION);
   app.require_subcommand(1);

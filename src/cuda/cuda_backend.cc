@@ -68,7 +68,8 @@ class CudaBackend : public Backend {
   Result<std::unique_ptr<Step>> make_step(const StepDesc& desc) override {
     MEDLEY_TRY(context_.reserve_pairs(padded_rows(std::max(desc.max_rows, desc.max_seqs))));
     MEDLEY_TRY(context_.reserve_step(desc));
-    return std::unique_ptr<Step>(std::make_unique<CudaStep>(desc, context_.planners));
+    return std::unique_ptr<Step>(
+        std::make_unique<CudaStep>(desc, context_.planners, context_.lora));
   }
   Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheDesc& desc) override {
     return CudaKvCache::make(desc);
@@ -108,6 +109,11 @@ class CudaBackend : public Backend {
     return context_.lora.pack(modules);
   }
   Result<std::unique_ptr<DeviceAdapter>> upload_adapter(const PackedAdapter& adapter) override {
+    MEDLEY_TRY_ASSIGN(std::unique_ptr<DeviceAdapter> copy, start_upload(adapter));
+    MEDLEY_TRY(copy->wait());
+    return copy;
+  }
+  Result<std::unique_ptr<DeviceAdapter>> start_upload(const PackedAdapter& adapter) override {
     return context_.lora.upload(static_cast<const CudaPackedAdapter&>(adapter));
   }
   AdapterMemory adapter_memory() const override { return context_.lora.memory(); }
@@ -116,6 +122,9 @@ class CudaBackend : public Backend {
   }
   void clear_adapter(int slot, Stream& stream) override {
     context_.lora.clear(slot, cuda_stream(stream));
+  }
+  void wait_for_adapters(int layer, Stream& stream) override {
+    context_.lora.wait_for_layer(layer, cuda_stream(stream));
   }
 
   Result<std::unique_ptr<Embed>> plan(const EmbedDesc& desc) override {

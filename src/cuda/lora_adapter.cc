@@ -11,6 +11,37 @@
 
 namespace medley::cuda {
 
+AdapterCopy::AdapterCopy(int num_layers) {
+  for (int i = 0; i < num_layers; ++i) layers_.push_back(std::make_unique<CudaEvent>());
+}
+
+void AdapterCopy::record_entries(cudaStream_t stream) {
+  MEDLEY_CUDA_CHECK(cudaEventRecord(entries_.get(), stream));
+}
+
+void AdapterCopy::record_layer(int layer, cudaStream_t stream) {
+  MEDLEY_CUDA_CHECK(cudaEventRecord(layers_.at(layer)->get(), stream));
+  if (layer + 1 < static_cast<int>(layers_.size())) return;
+  MEDLEY_CUDA_CHECK(cudaEventRecord(all_.get(), stream));
+}
+
+void AdapterCopy::wait_for_entries(cudaStream_t stream) const {
+  MEDLEY_CUDA_CHECK(cudaStreamWaitEvent(stream, entries_.get()));
+}
+
+void AdapterCopy::wait_for_layer(int layer, cudaStream_t stream) const {
+  MEDLEY_CUDA_CHECK(cudaStreamWaitEvent(stream, layers_.at(layer)->get()));
+}
+
+bool AdapterCopy::is_complete() const {
+  const cudaError_t error = cudaEventQuery(all_.get());
+  if (error == cudaErrorNotReady) return false;
+  MEDLEY_CUDA_CHECK(error);
+  return true;
+}
+
+Result<void> AdapterCopy::wait() { return all_.wait(); }
+
 size_t CudaPackedAdapter::device_bytes() const {
   size_t sum = RangeAllocator::rounded(entries_bytes);
   for (const PackedLoraModule& module : modules) {
@@ -102,7 +133,9 @@ Result<std::unique_ptr<DeviceAdapter>> LoraTable::upload(const CudaPackedAdapter
   }
   MEDLEY_TRY_ASSIGN(out->memory, pool_.allocate(sizes));
 
-  MEDLEY_TRY_ASSIGN(const PinnedRange staging, host_.allocate(adapter.entries_bytes));
+  MEDLEY_TRY_ASSIGN(out->staging, host_.allocate(adapter.entries_bytes));
+  out->copy = std::make_shared<AdapterCopy>(desc_.num_layers);
+  const PinnedRange& staging = out->staging;
   auto* entries = reinterpret_cast<LoraEntry*>(staging.data());
   std::fill_n(entries, num_sites(), LoraEntry());
   for (size_t i = 0; i < adapter.modules.size(); ++i) {
@@ -115,27 +148,39 @@ Result<std::unique_ptr<DeviceAdapter>> LoraTable::upload(const CudaPackedAdapter
     entry.scale = reinterpret_cast<const float*>(
         base + (reinterpret_cast<const uint8_t*>(module.entry.scale) - host));
   }
-  CudaEvent copied(CudaEvent::Wait::kSleep);
+  const std::lock_guard copy_lock(copy_mutex_);
   {
     const std::lock_guard lock(released_mutex_);
     MEDLEY_CUDA_CHECK(cudaStreamWaitEvent(copy_stream_.get(), released_.get()));
   }
   copy(staging, out->memory.data(0));
-  for (size_t i = 0; i < adapter.modules.size(); ++i) {
-    copy(adapter.modules[i].memory, out->memory.data(i + 1));
+  out->copy->record_entries(copy_stream_.get());
+  for (int layer = 0; layer < desc_.num_layers; ++layer) {
+    for (size_t i = 0; i < adapter.modules.size(); ++i) {
+      if (adapter.modules[i].site.layer != layer) continue;
+      copy(adapter.modules[i].memory, out->memory.data(i + 1));
+    }
+    out->copy->record_layer(layer, copy_stream_.get());
   }
-  copied.record(copy_stream_);
-  MEDLEY_TRY(copied.wait());
   return std::unique_ptr<DeviceAdapter>(std::move(out));
 }
 
 void LoraTable::set(int slot, const CudaDeviceAdapter& adapter, cudaStream_t stream) {
   MEDLEY_CHECK_LT(slot, desc_.max_slots);
+  if (!adapter.copy->is_complete()) {
+    adapter.copy->wait_for_entries(stream);
+    arriving_.push_back(adapter.copy);
+  }
   MEDLEY_CUDA_CHECK(cudaMemcpy2DAsync(
       entries_.as<LoraEntry>() + slot, sizeof(LoraEntry) * desc_.max_slots, adapter.memory.data(0),
       sizeof(LoraEntry), sizeof(LoraEntry), num_sites(), cudaMemcpyDeviceToDevice, stream));
   const std::lock_guard lock(released_mutex_);
   MEDLEY_CUDA_CHECK(cudaEventRecord(released_.get(), stream));
+}
+
+void LoraTable::wait_for_layer(int layer, cudaStream_t stream) {
+  std::erase_if(arriving_, [](const auto& copy) { return copy->is_complete(); });
+  for (const auto& copy : arriving_) copy->wait_for_layer(layer, stream);
 }
 
 void LoraTable::clear(int slot, cudaStream_t stream) {

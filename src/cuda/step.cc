@@ -140,8 +140,9 @@ int padded_rows(int rows) {
   return round_up(rows, rows <= kSomeRows ? kSomeStep : kManyStep);
 }
 
-CudaStep::CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepPlanner>>& planners)
-    : desc_(desc), all_rows_(desc.max_rows), planners_(planners) {
+CudaStep::CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepPlanner>>& planners,
+                   LoraTable& adapters)
+    : desc_(desc), all_rows_(desc.max_rows), planners_(planners), adapters_(adapters) {
   std::iota(all_rows_.begin(), all_rows_.end(), 0);
   const size_t num_bytes = lay_out(nullptr, desc).num_bytes;
   memory_ = DeviceBuffer::allocate(num_bytes).value();
@@ -197,6 +198,7 @@ void CudaStep::update(const StepInputs& inputs, Stream& stream) {
   enqueue_copies({copies.data(), planners_.size() + 1}, cuda_stream(stream));
   staging.copied.record(stream);
   for (const auto& planner : planners_) planner->enqueued(stream);
+  if (graph_key()) adapters_.wait_for_all(cuda_stream(stream));
 }
 
 }  // namespace medley::cuda

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "backend/backend.h"
+#include "cuda/lora_adapter.h"
 #include "cuda/memory.h"
 #include "cuda/routing_view.h"
 #include "cuda/stream.h"
@@ -65,8 +66,10 @@ inline constexpr int kMaxPlanners = 15;
 class CudaStep : public Step {
  public:
   // `planners` are asked at every update, in order; more may be appended later, up to kMaxPlanners.
-  // They and the vector must outlive the step.
-  CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepPlanner>>& planners);
+  // A graph's step waits at its update for all of the adapters that were set. Both must outlive the
+  // step.
+  CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepPlanner>>& planners,
+           LoraTable& adapters);
 
   void update(const StepInputs& inputs, Stream& stream) override;
   int num_rows() const override { return num_rows_; }
@@ -96,6 +99,7 @@ class CudaStep : public Step {
   const StepDesc desc_;
   std::vector<int32_t> all_rows_;  // 0, 1, ...
   const std::vector<std::unique_ptr<StepPlanner>>& planners_;
+  LoraTable& adapters_;
   int num_rows_ = 0;
   int num_seqs_ = 0;
   int num_logit_rows_ = 0;

@@ -50,6 +50,15 @@ class AdapterSlotTest : public ::testing::Test {
     weight_ = backend().pack_linear({.parts = {matrix_view(matrix, kSize, kSize)}}).value();
     op_ = backend().plan(LinearDesc{.in_size = kSize, .out_sizes = {kSize}, .lora = kSite}).value();
     step_ = backend().make_step({.max_rows = 1, .max_seqs = 1, .max_pages = 1}).value();
+    update_step();
+    x_ = side_.upload(random_values(kSize, 2), DType::kBF16, {1, kSize});
+    out_ = side_.empty(DType::kBF16, {1, kSize});
+    run();
+    side_.stream().synchronize();
+    graph_ = backend().record(side_.stream(), [&] { run(); });
+    base_ = replay();
+  }
+  void update_step() {
     const std::vector<int32_t> zero = {0}, one = {1}, indptr = {0, 1};
     step_->update({.token_ids = zero,
                    .positions = zero,
@@ -59,14 +68,11 @@ class AdapterSlotTest : public ::testing::Test {
                    .kv_lens = one,
                    .page_indptr = indptr,
                    .page_ids = zero,
-                   .sampler_slots = zero},
+                   .sampler_slots = zero,
+                   .logit_rows = zero,
+                   .logit_seqs = zero},
                   side_.stream());
-    x_ = side_.upload(random_values(kSize, 2), DType::kBF16, {1, kSize});
-    out_ = side_.empty(DType::kBF16, {1, kSize});
-    run();
-    side_.stream().synchronize();
-    graph_ = backend().record(side_.stream(), [&] { run(); });
-    base_ = replay();
+    ASSERT_TRUE(step_->graph_key().has_value());
   }
   void run() { op_->run({.x = x_, .weight = weight_.get(), .out = out_}, *step_, side_.stream()); }
   std::vector<float> replay() {
@@ -108,6 +114,45 @@ TEST_F(AdapterSlotTest, GraphOutlivesLoadingAndUnloading) {
   backend().set_adapter(0, *again, side_.stream());
   on_device.reset();
   EXPECT_EQ(replay(), with_first);
+}
+
+// Steps that are enqueued while a copy is under way wait for it: those of a graph at their update,
+// others at each layer. The copy waits behind 20 ms of queued work.
+TEST_F(AdapterSlotTest, StepsWaitForWhatIsOnItsWay) {
+  make(1 << 20);
+  const TestAdapter adapter(10);
+  const auto packed = backend().pack_adapter(adapter.modules()).value();
+  auto on_device = backend().upload_adapter(*packed).value();
+  EXPECT_TRUE(on_device->is_complete());
+  backend().set_adapter(0, *on_device, side_.stream());
+  const std::vector<float> want = replay();
+  EXPECT_NE(want, base_);
+
+  const auto slow_stream = backend().make_stream();
+  const TensorView scratch = side_.empty(DType::kBF16, {1, kSize});
+  for (const bool in_graph : {false, true}) {
+    backend().clear_adapter(0, *slow_stream);
+    slow_stream->synchronize();
+    on_device.reset();
+    EXPECT_EQ(replay(), base_);
+    for (int i = 0; i < 200; ++i) {
+      launch_slow_copy(scratch.data, x_.data, x_.num_bytes(), cuda::cuda_stream(*slow_stream));
+    }
+    backend().clear_adapter(1, *slow_stream);  // copies begin when this has been done
+    on_device = backend().start_upload(*packed).value();
+    EXPECT_FALSE(on_device->is_complete());
+    backend().set_adapter(0, *on_device, side_.stream());
+    if (in_graph) {
+      update_step();
+      graph_->launch(side_.stream());
+    } else {
+      backend().wait_for_adapters(0, side_.stream());
+      run();
+    }
+    EXPECT_EQ(side_.download(out_), want) << "in a graph: " << in_graph;
+    EXPECT_TRUE(on_device->is_complete());
+    ASSERT_TRUE(on_device->wait().ok());
+  }
 }
 
 // The pool holds one adapter: the second's copy would overwrite what queued steps still read.
@@ -186,6 +231,7 @@ TEST(LoraTableTest, UploadsWhatLiesAcrossSlabs) {
   const auto packed = table.pack(modules).value();
   const auto& host = static_cast<const cuda::CudaPackedAdapter&>(*packed);
   const auto on_device = table.upload(host).value();
+  ASSERT_TRUE(on_device->wait().ok());
   const auto& device = static_cast<const cuda::CudaDeviceAdapter&>(*on_device);
   ASSERT_EQ(host.modules.size(), 3u);
   for (size_t i = 0; i < host.modules.size(); ++i) {

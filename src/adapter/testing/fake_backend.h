@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -23,13 +24,20 @@ struct FakePackedAdapter final : PackedAdapter {
 };
 
 struct FakeDeviceAdapter final : DeviceAdapter {
-  FakeDeviceAdapter(const PackedAdapter& packed, std::atomic<int>* live)
-      : packed(packed), live(live) {
+  FakeDeviceAdapter(const PackedAdapter& packed, std::atomic<int>* live,
+                    const std::atomic<bool>* copies_held)
+      : packed(packed), live(live), copies_held(copies_held) {
     ++*live;
   }
   ~FakeDeviceAdapter() override { --*live; }
+  bool is_complete() const override { return !*copies_held; }
+  Result<void> wait() override {
+    while (*copies_held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return {};
+  }
   const PackedAdapter& packed;
   std::atomic<int>* live;
+  const std::atomic<bool>* copies_held;
 };
 
 struct FakeStream final : Stream {
@@ -42,11 +50,12 @@ class FakeBackend final : public UnusedBackend {
  public:
   // What the device holds, by slot; null = empty.
   std::vector<const PackedAdapter*> slots;
-  std::atomic<int> num_live = 0;       // packed adapters in host memory
-  std::atomic<int> num_on_device = 0;  // copies, in slots or not
-  std::atomic<int> num_uploads = 0;    // begun
-  int memory_for = 1 << 20;            // copies that fit on the device
-  std::string upload_fault;            // not empty: every upload fails so
+  std::atomic<int> num_live = 0;          // packed adapters in host memory
+  std::atomic<int> num_on_device = 0;     // copies, in slots or not
+  std::atomic<int> num_uploads = 0;       // begun
+  int memory_for = 1 << 20;               // copies that fit on the device
+  std::string upload_fault;               // not empty: every upload fails so
+  std::atomic<bool> copies_held = false;  // those that are under way do not come to their end
 
   // Uploads wait until they are let go.
   void hold_uploads(bool held) {
@@ -77,7 +86,7 @@ class FakeBackend final : public UnusedBackend {
       EXPECT_LE((num_on_device + 1) * adapter.device_bytes(), pool_bytes_);
     }
     return std::unique_ptr<DeviceAdapter>(
-        std::make_unique<FakeDeviceAdapter>(adapter, &num_on_device));
+        std::make_unique<FakeDeviceAdapter>(adapter, &num_on_device, &copies_held));
   }
   void set_adapter(int slot, const DeviceAdapter& adapter, Stream&) override {
     EXPECT_EQ(std::this_thread::get_id(), engine_thread_);
