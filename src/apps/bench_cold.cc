@@ -39,10 +39,11 @@ class Users {
   }
   // Until each has got so many tokens from now on.
   void decode(int num_tokens) {
+    std::vector<int> until;
     for (const int user : users_) {
-      const int before = target_.records().wait(user, 0).num_tokens;
-      target_.records().wait(user, before + num_tokens);
+      until.push_back(target_.records().wait(user, 0).num_tokens + num_tokens);
     }
+    for (size_t i = 0; i < users_.size(); ++i) target_.records().wait(users_[i], until[i]);
   }
   std::vector<double> gaps_of_first_ms(int64_t from_ns, int64_t to_ns) {
     if (users_.empty()) return {};
