@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "cuda/carver.h"
-#include "cuda/check.h"
 
 namespace medley::cuda {
 
@@ -13,25 +13,25 @@ AttentionPlanner::AttentionPlanner(const AttentionShape& shape, int num_sms)
   prepare_prefill_attention(shape.head_dim);
 }
 
-AttentionPlanner::Layout AttentionPlanner::lay_out(std::byte* base) const {
+AttentionPlanner::Layout AttentionPlanner::lay_out(const PlanMemory& memory) const {
   Layout layout;
-  Carver carver(base);
-  const int items = capacity_.max_items(capacity_.max_seqs);
   AttentionPlanArrays& arrays = layout.arrays;
-  arrays.num_items = carver.take<int32_t>(1);
-  arrays.seq_of_item = carver.take<int32_t>(items);
-  arrays.tile_of_item = carver.take<int32_t>(items);
-  arrays.chunk_of_item = carver.take<int32_t>(items);
-  arrays.chunk_indptr = carver.take<int32_t>(capacity_.max_seqs + 1);
-  arrays.page_indptr = carver.take<int32_t>(capacity_.max_seqs + 1);
-  arrays.chunk_size = carver.take<int32_t>(1);
-  layout.decode_bytes = carver.num_bytes();
+  Carver decode(memory.decode);
+  const int items = capacity_.max_items(capacity_.max_seqs);
+  arrays.num_items = decode.take<int32_t>(1);
+  arrays.seq_of_item = decode.take<int32_t>(items);
+  arrays.tile_of_item = decode.take<int32_t>(items);
+  arrays.chunk_of_item = decode.take<int32_t>(items);
+  arrays.chunk_indptr = decode.take<int32_t>(capacity_.max_seqs + 1);
+  arrays.page_indptr = decode.take<int32_t>(capacity_.max_seqs + 1);
+  arrays.chunk_size = decode.take<int32_t>(1);
+  Carver other(memory.other);
   const int tiles = max_prefill_items(shape_, max_rows_, capacity_.max_seqs);
-  arrays.num_prefill_items = carver.take<int32_t>(1);
-  arrays.prefill_seq = carver.take<int32_t>(tiles);
-  arrays.prefill_tile = carver.take<int32_t>(tiles);
-  arrays.prefill_chunk = carver.take<int32_t>(tiles);
-  layout.num_bytes = carver.num_bytes();
+  arrays.num_prefill_items = other.take<int32_t>(1);
+  arrays.prefill_seq = other.take<int32_t>(tiles);
+  arrays.prefill_tile = other.take<int32_t>(tiles);
+  arrays.prefill_chunk = other.take<int32_t>(tiles);
+  layout.num_bytes = {.decode = decode.num_bytes(), .other = other.num_bytes()};
   return layout;
 }
 
@@ -40,15 +40,6 @@ Result<void> AttentionPlanner::reserve(const StepDesc& desc) {
   if (desc.max_rows <= max_rows_ && max_seqs <= capacity_.max_seqs) return {};
   max_rows_ = std::max(max_rows_, desc.max_rows);
   capacity_.max_seqs = std::max(capacity_.max_seqs, max_seqs);
-  const Layout layout = lay_out(nullptr);
-  decode_bytes_ = layout.decode_bytes;
-  num_bytes_ = layout.num_bytes;
-  MEDLEY_TRY_ASSIGN(memory_, DeviceBuffer::allocate(num_bytes_));
-  device_ = lay_out(memory_.as<std::byte>()).arrays;
-  for (Staging& staging : stagings_) {
-    staging.memory = std::make_unique<PinnedBuffer>(num_bytes_);
-    staging.arrays = lay_out(staging.memory->data()).arrays;
-  }
   if (capacity_.is_whole()) return {};
   const size_t rows =
       static_cast<size_t>(capacity_.max_chunks(capacity_.max_seqs)) * shape_.num_heads;
@@ -57,21 +48,16 @@ Result<void> AttentionPlanner::reserve(const StepDesc& desc) {
   return {};
 }
 
-StepCopy AttentionPlanner::plan(const StepInputs& inputs, const CudaStep&) {
+void AttentionPlanner::plan(const StepInputs& inputs, const PlanMemory& host,
+                            const PlanMemory& device) {
   MEDLEY_CHECK_LE(inputs.num_rows(), max_rows_);
-  staging_ = (staging_ + 1) % kStagings;
-  Staging& staging = stagings_[staging_];
-  static_cast<void>(staging.copied.wait());  // a fault shows when the step is waited for
-  plan_decode(shape_, capacity_, inputs, staging.arrays);
-  plan_prefill(shape_, inputs, staging.arrays);
-  has_decode_ = *staging.arrays.num_items > 0;
-  num_prefill_items_ = *staging.arrays.num_prefill_items;
-  return {.to = memory_.data(),
-          .from = staging.memory->data(),
-          .num_bytes = num_prefill_items_ > 0 ? num_bytes_ : decode_bytes_};
+  AttentionPlanArrays arrays = lay_out(host).arrays;
+  plan_decode(shape_, capacity_, inputs, arrays);
+  plan_prefill(shape_, inputs, arrays);
+  has_decode_ = *arrays.num_items > 0;
+  num_prefill_items_ = *arrays.num_prefill_items;
+  device_ = lay_out(device).arrays;
 }
-
-void AttentionPlanner::enqueued(Stream& stream) { stagings_[staging_].copied.record(stream); }
 
 int AttentionPlanner::max_decode_items(const CudaStep& step) const {
   return capacity_.max_items(step.is_decode() ? step.launch_rows() : step.num_seqs());

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <array>
-#include <memory>
-
 #include "base/error.h"
 #include "cuda/attention_plan.h"
 #include "cuda/step.h"
@@ -19,8 +16,8 @@ class AttentionPlanner : public StepPlanner {
   // Sizes the plan's arrays and the chunks' results for steps of `desc`. kOverloaded when memory is
   // short.
   Result<void> reserve(const StepDesc& desc) override;
-  StepCopy plan(const StepInputs& inputs, const CudaStep& step) override;
-  void enqueued(Stream& stream) override;
+  PlanBytes num_bytes() const override { return lay_out({}).num_bytes; }
+  void plan(const StepInputs& inputs, const PlanMemory& host, const PlanMemory& device) override;
 
   // Of the step planned last. A decode step's grid depends on its padded rows alone.
   bool has_decode() const { return has_decode_; }
@@ -34,31 +31,18 @@ class AttentionPlanner : public StepPlanner {
   int max_seqs() const { return capacity_.max_seqs; }
 
  private:
-  static constexpr int kStagings = 2;  // the step before may still be copying
-
-  struct Staging {
-    std::unique_ptr<PinnedBuffer> memory;
-    AttentionPlanArrays arrays;
-    CudaEvent copied;
-  };
   struct Layout {
     AttentionPlanArrays arrays;
-    size_t decode_bytes = 0;  // the decode arrays come first
-    size_t num_bytes = 0;
+    PlanBytes num_bytes;
   };
-  Layout lay_out(std::byte* base) const;
+  Layout lay_out(const PlanMemory& memory) const;
 
   const AttentionShape shape_;
   DecodeCapacity capacity_;
   int max_rows_ = 0;
-  size_t decode_bytes_ = 0;
-  size_t num_bytes_ = 0;
-  DeviceBuffer memory_;
   DeviceBuffer chunk_out_;
   DeviceBuffer chunk_lse_;
-  AttentionPlanArrays device_;
-  std::array<Staging, kStagings> stagings_;
-  int staging_ = 0;  // of the step planned last
+  AttentionPlanArrays device_;  // of the step planned last
   bool has_decode_ = false;
   int num_prefill_items_ = 0;
 };

@@ -47,19 +47,33 @@ StepArrays carve(Carver& carver, int rows, int seqs) {
           .selected = carve_rows(carver, seqs)};
 }
 
+using Planners = std::vector<std::unique_ptr<StepPlanner>>;
+
 struct StepLayout {
   StepArrays any;
   StepArrays decode;
-  size_t decode_offset = 0;  // behind `any`, and before the pages: one copy brings a step's arrays
+  std::vector<PlanMemory> plans;
+  size_t decode_offset = 0;  // of what decode steps need, with the pages behind it
   size_t pages_offset = 0;
   size_t num_bytes = 0;
 };
 
-StepLayout lay_out(std::byte* base, const StepDesc& desc) {
+// One copy brings what a step needs:
+//
+//   any | plans' others | plans' for decode | decode | pages
+//   |                   |------------------------------->      of a decode step
+//   |--------------------------------------------------->      of any other
+StepLayout lay_out(std::byte* base, const StepDesc& desc, const Planners& planners) {
   StepLayout layout;
   Carver carver(base);
   layout.any = carve(carver, desc.max_rows, desc.max_seqs);
+  for (const auto& planner : planners) {
+    layout.plans.push_back({.other = carver.take<std::byte>(planner->num_bytes().other)});
+  }
   layout.decode_offset = carver.num_bytes();
+  for (size_t i = 0; i < planners.size(); ++i) {
+    layout.plans[i].decode = carver.take<std::byte>(planners[i]->num_bytes().decode);
+  }
   layout.decode = carve(carver, std::min(desc.max_rows, desc.max_seqs), desc.max_seqs);
   layout.pages_offset = carver.num_bytes();
   layout.decode.page_ids = layout.any.page_ids = carver.take<int32_t>(desc.max_pages);
@@ -122,13 +136,6 @@ void fill(const StepInputs& inputs, std::span<const int32_t> all_rows, StepArray
   group_rows(inputs.logit_rows, inputs.adapter_of_row, arrays.selected);
 }
 
-void enqueue_copies(std::span<const StepCopy> copies, cudaStream_t stream) {
-  for (const StepCopy& copy : copies) {
-    MEDLEY_CUDA_CHECK(
-        cudaMemcpyAsync(copy.to, copy.from, copy.num_bytes, cudaMemcpyHostToDevice, stream));
-  }
-}
-
 }  // namespace
 
 int padded_rows(int rows) {
@@ -144,18 +151,20 @@ CudaStep::CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepP
                    LoraTable& adapters)
     : desc_(desc), all_rows_(desc.max_rows), planners_(planners), adapters_(adapters) {
   std::iota(all_rows_.begin(), all_rows_.end(), 0);
-  const size_t num_bytes = lay_out(nullptr, desc).num_bytes;
+  const size_t num_bytes = lay_out(nullptr, desc, planners).num_bytes;
   memory_ = DeviceBuffer::allocate(num_bytes).value();
-  const StepLayout layout = lay_out(memory_.as<std::byte>(), desc);
+  const StepLayout layout = lay_out(memory_.as<std::byte>(), desc, planners);
   decode_ = layout.decode;
   any_ = layout.any;
+  plans_ = layout.plans;
   decode_offset_ = layout.decode_offset;
   pages_offset_ = layout.pages_offset;
   for (Staging& staging : stagings_) {
     staging.memory = std::make_unique<PinnedBuffer>(num_bytes);
-    const StepLayout host = lay_out(staging.memory->data(), desc);
+    const StepLayout host = lay_out(staging.memory->data(), desc, planners);
     staging.decode = host.decode;
     staging.any = host.any;
+    staging.plans = host.plans;
   }
 }
 
@@ -188,16 +197,15 @@ void CudaStep::update(const StepInputs& inputs, Stream& stream) {
   next_staging_ = (next_staging_ + 1) % kStagings;
   static_cast<void>(staging.copied.wait());  // a fault shows when the step is waited for
   fill(inputs, all_rows_, is_decode_ ? staging.decode : staging.any);
+  MEDLEY_CHECK_EQ(planners_.size(), plans_.size());
+  for (size_t i = 0; i < plans_.size(); ++i) {
+    planners_[i]->plan(inputs, staging.plans[i], plans_[i]);
+  }
   const size_t begin = is_decode_ ? decode_offset_ : 0;
-  MEDLEY_CHECK_LE(planners_.size(), size_t{kMaxPlanners});
-  std::array<StepCopy, kMaxPlanners + 1> copies;
-  copies[0] = {.to = memory_.as<std::byte>(begin),
-               .from = staging.memory->data() + begin,
-               .num_bytes = pages_offset_ + inputs.page_ids.size_bytes() - begin};
-  for (size_t i = 0; i < planners_.size(); ++i) copies[i + 1] = planners_[i]->plan(inputs, *this);
-  enqueue_copies({copies.data(), planners_.size() + 1}, cuda_stream(stream));
+  MEDLEY_CUDA_CHECK(cudaMemcpyAsync(memory_.as<std::byte>(begin), staging.memory->data() + begin,
+                                    pages_offset_ + inputs.page_ids.size_bytes() - begin,
+                                    cudaMemcpyHostToDevice, cuda_stream(stream)));
   staging.copied.record(stream);
-  for (const auto& planner : planners_) planner->enqueued(stream);
   if (graph_key()) adapters_.wait_for_all(cuda_stream(stream));
 }
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <memory>
+#include <vector>
 
 #include "backend/backend.h"
 #include "cuda/lora_adapter.h"
@@ -15,24 +16,28 @@ namespace medley::cuda {
 // row's result depends on the padded batch alone. Multiples of 32 from 64 rows on.
 int padded_rows(int rows);
 
-// From page-locked memory to the device.
-struct StepCopy {
-  void* to = nullptr;
-  const void* from = nullptr;
-  size_t num_bytes = 0;
+// Where a planner's arrays lie: those that every step needs, and those of steps that do not only
+// decode.
+struct PlanMemory {
+  std::byte* decode = nullptr;
+  std::byte* other = nullptr;
+};
+struct PlanBytes {
+  size_t decode = 0;
+  size_t other = 0;
 };
 
 // Works out, on the host, what an op needs of a step beyond its arrays (attention's split of the
-// work).
+// work). The arrays are part of the step's memory, and come to the device with it.
 class StepPlanner {
  public:
   virtual ~StepPlanner() = default;
   // At start-up: makes room for steps of these capacities.
   virtual Result<void> reserve(const StepDesc& desc) = 0;
-  // Returns what is to be copied before the step's ops run.
-  virtual StepCopy plan(const StepInputs& inputs, const class CudaStep& step) = 0;
-  // That copy is enqueued on `stream`.
-  virtual void enqueued(Stream& stream) = 0;
+  // Of the arrays for all that is reserved.
+  virtual PlanBytes num_bytes() const = 0;
+  // Fills the arrays at `host`; the step's ops will find them at `device`.
+  virtual void plan(const StepInputs& inputs, const PlanMemory& host, const PlanMemory& device) = 0;
 };
 
 // A step's inputs on the device, as StepInputs has them. A decode step's arrays always lie at the
@@ -60,14 +65,12 @@ struct StepArrays {
   RoutingView selected;
 };
 
-inline constexpr int kMaxPlanners = 15;
-
 // Not thread-safe.
 class CudaStep : public Step {
  public:
-  // `planners` are asked at every update, in order; more may be appended later, up to kMaxPlanners.
-  // A graph's step waits at its update for all of the adapters that were set. Both must outlive the
-  // step.
+  // `planners`, reserved for `desc`, are asked at every update; none may be added or reserve more
+  // from now on. A graph's step waits at its update for all of the adapters that were set. Both
+  // must outlive the step.
   CudaStep(const StepDesc& desc, const std::vector<std::unique_ptr<StepPlanner>>& planners,
            LoraTable& adapters);
 
@@ -93,6 +96,7 @@ class CudaStep : public Step {
     std::unique_ptr<PinnedBuffer> memory;
     StepArrays decode;
     StepArrays any;
+    std::vector<PlanMemory> plans;
     CudaEvent copied;
   };
 
@@ -108,6 +112,7 @@ class CudaStep : public Step {
   DeviceBuffer memory_;
   StepArrays decode_;
   StepArrays any_;
+  std::vector<PlanMemory> plans_;
   size_t decode_offset_ = 0;
   size_t pages_offset_ = 0;
   std::array<Staging, kStagings> stagings_;

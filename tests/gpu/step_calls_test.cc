@@ -88,7 +88,7 @@ TEST_P(StepCalls, ADecodeStepIsOneGraphBetweenCopies) {
     const ApiCalls::Counts counts = calls.all();
     EXPECT_EQ(counts.count("GraphLaunch"), kSteps);
     EXPECT_EQ(counts.count("LaunchKernel"), 0);
-    EXPECT_LE(counts.count("Memcpy"), 4 * kSteps);  // arrays, up to two plans; results
+    EXPECT_EQ(counts.count("Memcpy"), 2 * kSteps);
     EXPECT_EQ(counts.count("Memset"), 0);
     EXPECT_EQ(counts.num_allocations(), 0);
     EXPECT_LE(counts.num_synchronisations(), kSteps);
