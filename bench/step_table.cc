@@ -56,11 +56,12 @@ StepTable make_step_table(std::span<const DeviceWork> work, int num_steps) {
 }
 
 void print(const StepTable& table, double step_us) {
+  const double beyond_us = step_us - table.busy_us;
   fmt::print(
-      "  step {:.0f} us; traced {:.0f} us, of which {:.0f} us ({:.1f} %) nothing runs; {:.0f} "
-      "kernels\n",
-      step_us, table.traced_step_us, table.traced_step_us - table.busy_us,
-      100.0 * (1.0 - table.busy_us / table.traced_step_us), table.num_kernels);
+      "  step {:.0f} us, {:.0f} us ({:.1f} %) beyond its kernels and copies; {:.0f} kernels\n",
+      step_us, beyond_us, 100.0 * beyond_us / step_us, table.num_kernels);
+  fmt::print("  traced {:.0f} us, of which nothing runs for {:.0f} us\n", table.traced_step_us,
+             table.traced_step_us - table.busy_us);
   fmt::print("  {:>8} {:>9} {:>7} {:>7}  {}\n", "launches", "us/step", "share", "us each",
              "kernel");
   for (const StepTable::Row& row : table.rows) {
