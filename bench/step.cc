@@ -95,7 +95,8 @@ class StepBench {
     StepDriver::Piece piece = {.seq = seq};
     const int64_t vocab_size = run_.executor->desc().vocab_size;
     for (int64_t i = 0; i < context_; ++i) {
-      piece.tokens.push_back(static_cast<int32_t>((i * 7919 + seq * 104729 + 17) % vocab_size));
+      piece.tokens.push_back(
+          static_cast<int32_t>((i * 7919 + int64_t{seq} * 104729 + 17) % vocab_size));
     }
     return piece;
   }
