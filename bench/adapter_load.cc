@@ -70,7 +70,7 @@ void time_loads(cuda::LoraTable& table, const ModelSpec& spec, const std::string
     const double pack_ms = ms_since(start);
     start = now_ns();
     const auto on_device =
-        table.upload(static_cast<const cuda::CudaPackedAdapter&>(*packed)).value();
+        table.start_upload(static_cast<const cuda::CudaPackedAdapter&>(*packed)).value();
     MEDLEY_CHECK(on_device->wait().ok(), "the device failed");
     const double upload_ms = ms_since(start);
     fmt::print(

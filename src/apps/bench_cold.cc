@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <limits>
 
@@ -58,6 +59,13 @@ class Users {
     }
     return gaps;
   }
+  // When the first one got its first token from then on.
+  int64_t next_token_ns(int64_t from_ns) {
+    if (users_.empty()) return from_ns;
+    const std::vector<int64_t> times = target_.records().wait(users_.front(), 0).token_ns;
+    const auto next = std::ranges::lower_bound(times, from_ns);
+    return next == times.end() ? from_ns : *next;
+  }
   // An error when one has nothing left to decode.
   Result<void> check_running(int output_len) {
     for (const int user : users_) {
@@ -109,7 +117,9 @@ Result<ColdSample> run_once(const WorkloadFlags& flags, int concurrency,
   sample.steps_cold = users.gaps_of_first_ms(cold.sent_ns, cold.token_ns.front());
   if (const std::optional<int64_t> usable_ns = target.usable_ns()) {
     sample.load = static_cast<double>(*usable_ns - cold.sent_ns) / kNsPerMs;
-    sample.others_load = users.gaps_ms(cold.sent_ns, *usable_ns);
+    // With the step in which the load ended, but not that of the request's prompt.
+    const int64_t end_ns = std::min(users.next_token_ns(*usable_ns), cold.token_ns.front() - 1);
+    sample.others_load = users.gaps_ms(cold.sent_ns, end_ns);
   }
   users.decode(kSettleTokens);
   MEDLEY_TRY_ASSIGN(const RequestRecord warm, probe(workload, target));

@@ -69,7 +69,8 @@ class PackedAdapter {
 class DeviceAdapter {
  public:
   virtual ~DeviceAdapter() = default;
-  // Whether all of it has arrived; wait() returns once it has. Any thread.
+  // Whether all of it has arrived; wait() returns once it has, or the device has failed. Any
+  // thread.
   virtual bool is_complete() const { return true; }
   virtual Result<void> wait() { return {}; }
 };
@@ -192,9 +193,9 @@ class Backend {
   // Returns when the copy is complete; steps go on meanwhile. kOverloaded, with both numbers, when
   // the pool is short.
   virtual Result<std::unique_ptr<DeviceAdapter>> upload_adapter(const PackedAdapter& adapter) = 0;
-  // The same, but returns as soon as the copy is under way, layer by layer. It may be set then:
-  // steps enqueued afterwards wait for what they need of it (wait_for_adapters). One thread at a
-  // time; the packed adapter must live until the copy is complete.
+  // The same in two: the copy that is returned may be set, but its layers come, in order, within
+  // its wait(), which must be called. Steps are to wait for what they need of it
+  // (wait_for_adapters).
   virtual Result<std::unique_ptr<DeviceAdapter>> start_upload(const PackedAdapter& adapter) {
     return upload_adapter(adapter);
   }
@@ -202,11 +203,9 @@ class Backend {
   // Both only enqueue, on the stream that runs the steps: steps enqueued before are not touched.
   virtual void set_adapter(int slot, const DeviceAdapter& adapter, Stream& stream) = 0;
   virtual void clear_adapter(int slot, Stream& stream) = 0;
-  // Before the ops of a layer, where they are not part of a graph: what is enqueued next runs once
-  // the layer's part of every adapter that was set has arrived, and those of the layers below.
-  virtual void wait_for_adapters(int layer, Stream& stream) {
-    static_cast<void>(layer), static_cast<void>(stream);
-  }
+  // Before the ops of a layer are enqueued, where they are not part of a graph: returns once the
+  // layer's part of every adapter that was set has arrived, and those of the layers below.
+  virtual void wait_for_adapters(int layer) { static_cast<void>(layer); }
 
   virtual Result<std::unique_ptr<Embed>> plan(const EmbedDesc& desc) = 0;
   virtual Result<std::unique_ptr<AddNorm>> plan(const AddNormDesc& desc) = 0;

@@ -114,7 +114,7 @@ class CudaBackend : public Backend {
     return copy;
   }
   Result<std::unique_ptr<DeviceAdapter>> start_upload(const PackedAdapter& adapter) override {
-    return context_.lora.upload(static_cast<const CudaPackedAdapter&>(adapter));
+    return context_.lora.start_upload(static_cast<const CudaPackedAdapter&>(adapter));
   }
   AdapterMemory adapter_memory() const override { return context_.lora.memory(); }
   void set_adapter(int slot, const DeviceAdapter& adapter, Stream& stream) override {
@@ -123,9 +123,7 @@ class CudaBackend : public Backend {
   void clear_adapter(int slot, Stream& stream) override {
     context_.lora.clear(slot, cuda_stream(stream));
   }
-  void wait_for_adapters(int layer, Stream& stream) override {
-    context_.lora.wait_for_layer(layer, cuda_stream(stream));
-  }
+  void wait_for_adapters(int layer) override { context_.lora.wait_for_layer(layer); }
 
   Result<std::unique_ptr<Embed>> plan(const EmbedDesc& desc) override {
     return plan_embed(context_, desc);

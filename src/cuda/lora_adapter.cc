@@ -10,37 +10,54 @@
 #include "cuda/fault.h"
 
 namespace medley::cuda {
+namespace {
 
-AdapterCopy::AdapterCopy(int num_layers) {
-  for (int i = 0; i < num_layers; ++i) layers_.push_back(std::make_unique<CudaEvent>());
+// A copy engine takes up another stream's copy only when a stream has nothing left for it, and a
+// step begins with a copy of its inputs: so one piece of an adapter at a time, of 0.15 ms.
+constexpr size_t kPieceBytes = size_t{8} << 20;
+
+}  // namespace
+
+void AdapterArrival::add_layer() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++num_arrived_;
+  }
+  arrived_.notify_all();
 }
 
-void AdapterCopy::record_entries(cudaStream_t stream) {
-  MEDLEY_CUDA_CHECK(cudaEventRecord(entries_.get(), stream));
+void AdapterArrival::give_up() {
+  {
+    const std::lock_guard lock(mutex_);
+    num_arrived_ = num_layers_;
+  }
+  arrived_.notify_all();
 }
 
-void AdapterCopy::record_layer(int layer, cudaStream_t stream) {
-  MEDLEY_CUDA_CHECK(cudaEventRecord(layers_.at(layer)->get(), stream));
-  if (layer + 1 < static_cast<int>(layers_.size())) return;
-  MEDLEY_CUDA_CHECK(cudaEventRecord(all_.get(), stream));
+bool AdapterArrival::is_complete() const {
+  const std::lock_guard lock(mutex_);
+  return num_arrived_ == num_layers_;
 }
 
-void AdapterCopy::wait_for_entries(cudaStream_t stream) const {
-  MEDLEY_CUDA_CHECK(cudaStreamWaitEvent(stream, entries_.get()));
+void AdapterArrival::wait_for_layer(int layer) const {
+  std::unique_lock lock(mutex_);
+  arrived_.wait(lock, [&] { return num_arrived_ > layer; });
 }
 
-void AdapterCopy::wait_for_layer(int layer, cudaStream_t stream) const {
-  MEDLEY_CUDA_CHECK(cudaStreamWaitEvent(stream, layers_.at(layer)->get()));
-}
+CudaDeviceAdapter::CudaDeviceAdapter(LoraTable& table, const CudaPackedAdapter& packed,
+                                     PoolRanges memory)
+    : table_(table),
+      packed_(packed),
+      memory_(std::move(memory)),
+      arrival_(std::make_shared<AdapterArrival>(table.desc_.num_layers)) {}
 
-bool AdapterCopy::is_complete() const {
-  const cudaError_t error = cudaEventQuery(all_.get());
-  if (error == cudaErrorNotReady) return false;
-  MEDLEY_CUDA_CHECK(error);
-  return true;
+Result<void> CudaDeviceAdapter::wait() {
+  std::call_once(copied_, [&] {
+    result_ = table_.copy_layers(*this);
+    if (!result_.ok()) arrival_->give_up();
+  });
+  return result_;
 }
-
-Result<void> AdapterCopy::wait() { return all_.wait(); }
 
 size_t CudaPackedAdapter::device_bytes() const {
   size_t sum = RangeAllocator::rounded(entries_bytes);
@@ -114,33 +131,34 @@ Result<std::unique_ptr<PackedAdapter>> LoraTable::pack(std::span<const LoraModul
   return std::unique_ptr<PackedAdapter>(std::move(adapter));
 }
 
-void LoraTable::copy(const PinnedRange& source, uint8_t* target) {
+Result<void> LoraTable::copy(const PinnedRange& source, uint8_t* target) {
   const size_t first = source.data() - host_.begin();
   for (size_t done = 0; done < source.num_bytes();) {
     const size_t to_border = PinnedArena::kSlabBytes - (first + done) % PinnedArena::kSlabBytes;
-    const size_t count = std::min(to_border, source.num_bytes() - done);
+    const size_t count = std::min({to_border, source.num_bytes() - done, kPieceBytes});
     MEDLEY_CUDA_CHECK(cudaMemcpyAsync(target + done, source.data() + done, count,
                                       cudaMemcpyHostToDevice, copy_stream_.get()));
+    copied_.record(copy_stream_);
+    MEDLEY_TRY(copied_.wait());
     done += count;
   }
+  return {};
 }
 
-Result<std::unique_ptr<DeviceAdapter>> LoraTable::upload(const CudaPackedAdapter& adapter) {
-  auto out = std::make_unique<CudaDeviceAdapter>();
+Result<std::unique_ptr<DeviceAdapter>> LoraTable::start_upload(const CudaPackedAdapter& adapter) {
   std::vector<size_t> sizes = {adapter.entries_bytes};
   for (const PackedLoraModule& module : adapter.modules) {
     sizes.push_back(module.memory.num_bytes());
   }
-  MEDLEY_TRY_ASSIGN(out->memory, pool_.allocate(sizes));
+  MEDLEY_TRY_ASSIGN(PoolRanges memory, pool_.allocate(sizes));
+  auto out = std::make_unique<CudaDeviceAdapter>(*this, adapter, std::move(memory));
 
-  MEDLEY_TRY_ASSIGN(out->staging, host_.allocate(adapter.entries_bytes));
-  out->copy = std::make_shared<AdapterCopy>(desc_.num_layers);
-  const PinnedRange& staging = out->staging;
+  MEDLEY_TRY_ASSIGN(const PinnedRange staging, host_.allocate(adapter.entries_bytes));
   auto* entries = reinterpret_cast<LoraEntry*>(staging.data());
   std::fill_n(entries, num_sites(), LoraEntry());
   for (size_t i = 0; i < adapter.modules.size(); ++i) {
     const PackedLoraModule& module = adapter.modules[i];
-    const uint8_t* base = out->memory.data(i + 1);
+    const uint8_t* base = out->memory().data(i + 1);
     LoraEntry& entry = entries[index(module.site)] = module.entry;
     const uint8_t* host = module.memory.data();
     entry.a = base + (module.entry.a - host);
@@ -153,34 +171,37 @@ Result<std::unique_ptr<DeviceAdapter>> LoraTable::upload(const CudaPackedAdapter
     const std::lock_guard lock(released_mutex_);
     MEDLEY_CUDA_CHECK(cudaStreamWaitEvent(copy_stream_.get(), released_.get()));
   }
-  copy(staging, out->memory.data(0));
-  out->copy->record_entries(copy_stream_.get());
-  for (int layer = 0; layer < desc_.num_layers; ++layer) {
-    for (size_t i = 0; i < adapter.modules.size(); ++i) {
-      if (adapter.modules[i].site.layer != layer) continue;
-      copy(adapter.modules[i].memory, out->memory.data(i + 1));
-    }
-    out->copy->record_layer(layer, copy_stream_.get());
-  }
+  MEDLEY_TRY(copy(staging, out->memory().data(0)));
   return std::unique_ptr<DeviceAdapter>(std::move(out));
+}
+
+Result<void> LoraTable::copy_layers(const CudaDeviceAdapter& adapter) {
+  const std::lock_guard copy_lock(copy_mutex_);
+  const std::vector<PackedLoraModule>& modules = adapter.packed().modules;
+  for (int layer = 0; layer < desc_.num_layers; ++layer) {
+    for (size_t i = 0; i < modules.size(); ++i) {
+      if (modules[i].site.layer != layer) continue;
+      MEDLEY_TRY(copy(modules[i].memory, adapter.memory().data(i + 1)));
+    }
+    adapter.arrival()->add_layer();
+  }
+  return {};
 }
 
 void LoraTable::set(int slot, const CudaDeviceAdapter& adapter, cudaStream_t stream) {
   MEDLEY_CHECK_LT(slot, desc_.max_slots);
-  if (!adapter.copy->is_complete()) {
-    adapter.copy->wait_for_entries(stream);
-    arriving_.push_back(adapter.copy);
-  }
-  MEDLEY_CUDA_CHECK(cudaMemcpy2DAsync(
-      entries_.as<LoraEntry>() + slot, sizeof(LoraEntry) * desc_.max_slots, adapter.memory.data(0),
-      sizeof(LoraEntry), sizeof(LoraEntry), num_sites(), cudaMemcpyDeviceToDevice, stream));
+  if (!adapter.is_complete()) arriving_.push_back(adapter.arrival());
+  MEDLEY_CUDA_CHECK(cudaMemcpy2DAsync(entries_.as<LoraEntry>() + slot,
+                                      sizeof(LoraEntry) * desc_.max_slots, adapter.memory().data(0),
+                                      sizeof(LoraEntry), sizeof(LoraEntry), num_sites(),
+                                      cudaMemcpyDeviceToDevice, stream));
   const std::lock_guard lock(released_mutex_);
   MEDLEY_CUDA_CHECK(cudaEventRecord(released_.get(), stream));
 }
 
-void LoraTable::wait_for_layer(int layer, cudaStream_t stream) {
-  std::erase_if(arriving_, [](const auto& copy) { return copy->is_complete(); });
-  for (const auto& copy : arriving_) copy->wait_for_layer(layer, stream);
+void LoraTable::wait_for_layer(int layer) {
+  std::erase_if(arriving_, [](const auto& arrival) { return arrival->is_complete(); });
+  for (const auto& arrival : arriving_) arrival->wait_for_layer(layer);
 }
 
 void LoraTable::clear(int slot, cudaStream_t stream) {

@@ -206,7 +206,7 @@ void CudaStep::update(const StepInputs& inputs, Stream& stream) {
                                     pages_offset_ + inputs.page_ids.size_bytes() - begin,
                                     cudaMemcpyHostToDevice, cuda_stream(stream)));
   staging.copied.record(stream);
-  if (graph_key()) adapters_.wait_for_all(cuda_stream(stream));
+  if (graph_key()) adapters_.wait_for_all();
 }
 
 }  // namespace medley::cuda

@@ -57,13 +57,13 @@ class ModelImpl final : public Model {
 
   void forward(const Step& step, Stream& stream) override {
     const TraceRange range("forward");
-    backend_.wait_for_adapters(/*layer=*/0, stream);
+    backend_.wait_for_adapters(/*layer=*/0);
     embed_->run({.table = weights_.embedding.get(), .residual = residual_}, step, stream);
     for (size_t l = 0; l < layers_.size(); ++l) {
       const Layer& layer = layers_[l];
       const TraceRange layer_range(layer.name.c_str());
       const PackedLayer& packed = weights_.layers[l];
-      if (l > 0) backend_.wait_for_adapters(static_cast<int>(l), stream);
+      if (l > 0) backend_.wait_for_adapters(static_cast<int>(l));
       layer.input_add_norm->run(
           add_norm_args(l == 0 ? Delta::kNone : delta_after(l - 1), packed.input_norm.get()), step,
           stream);

@@ -161,9 +161,9 @@ class MappedFile {
     std::mutex mutex;
     std::string problem;
     const auto num_chunks = static_cast<int64_t>(follower.num_chunks());
-    // Who follows takes most of the time, and has threads of its own.
+    // Who follows has threads of its own.
     const int num_threads =
-        on_bytes ? std::max(1, num_loading_threads() / 3) : num_loading_threads();
+        on_bytes ? std::max(1, num_loading_threads() / 2) : num_loading_threads();
     ThreadPool(static_cast<int>(std::min<int64_t>(num_chunks, num_threads)))
         .parallel_for(num_chunks, [&](int64_t chunk) {
           const size_t begin = follower.chunk(chunk).data() - copy_.data();
