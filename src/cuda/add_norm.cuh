@@ -131,7 +131,9 @@ __device__ void store_sum(const AddNormParams& p, int row, const uint4* sum, con
   if (kDelta == RowDelta::kNone) return;
   auto* residual = reinterpret_cast<uint4*>(p.residual + static_cast<int64_t>(row) * p.hidden_size);
   const int step = static_cast<int>(blockDim.x) - first_thread;
-  for (int v = static_cast<int>(threadIdx.x) - first_thread; v < p.hidden_size / 8; v += step) {
+  const int thread = static_cast<int>(threadIdx.x) - first_thread;
+  if (thread < 0) return;
+  for (int v = thread; v < p.hidden_size / 8; v += step) {
     if (stores(v)) residual[v] = sum[v];
   }
 }

@@ -259,9 +259,9 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 2)
   cluster_arrive();
   cluster_wait();
   // All blocks of the cluster have read the residual.
-  if (rank != 0 || threadIdx.x >= kWarpSize) {
-    store_sum<kDelta>(p.norm, row, sum, is_mine, rank == 0 ? kWarpSize : 0);
-  }
+  // The first block's first warp has the longest way to go.
+  const int first_thread = rank == 0 && blockDim.x > kWarpSize ? kWarpSize : 0;
+  store_sum<kDelta>(p.norm, row, sum, is_mine, first_thread);
   if (rank != 0) return;
   if (lora_rank > 0) add_lora_logits(p, p.lora[slot], route_shared, bias);
   if (threadIdx.x < kWarpSize) {
