@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "cuda/expert_gemm.cuh"
+#include "cuda/expert_gemm_split.cuh"
 #include "cuda/expert_gemm_stream.cuh"
 #include "cuda/expert_lora.cuh"
 #include "cuda/launch.h"
@@ -146,89 +147,6 @@ __device__ __forceinline__ int2 share_of_block(const ExpertGemmParams& p, int nu
           static_cast<int>(__reduce_min_sync(0xffffffffu, last))};
 }
 
-// A warp's stages of a split share, in the order in which it consumes them: of all stages of the
-// share's units, one after the other, every num_warps-th.
-struct SplitStages {
-  int unit;  // of all units
-  int stage;
-  int tile_idx;
-  int unit_in_matrix;
-
-  // The first-th stage from the unit `first_unit` on.
-  __device__ SplitStages(const MatrixLayout& layout, int first_unit, int first)
-      : unit(first_unit + first / layout.num_stages), stage(first % layout.num_stages) {
-    tile_idx = unit / layout.num_units;
-    unit_in_matrix = unit - tile_idx * layout.num_units;
-  }
-  __device__ void advance(const MatrixLayout& layout, int step) {
-    stage += step;
-    while (stage >= layout.num_stages) {
-      stage -= layout.num_stages;
-      ++unit;
-      if (++unit_in_matrix < layout.num_units) continue;
-      unit_in_matrix = 0;
-      ++tile_idx;
-    }
-  }
-};
-
-struct SplitProducer {
-  const ExpertGemmParams& p;
-  const RouteTile* table;
-  SplitStages stages;
-  int last;
-  int step;
-
-  __device__ SplitProducer(const ExpertGemmParams& params, const RouteTile* tile_table, int2 share,
-                           int warp, int num_warps)
-      : p(params),
-        table(tile_table),
-        stages(params.layout, share.x, warp),
-        last(share.y),
-        step(num_warps) {}
-
-  __device__ __forceinline__ void issue(uint32_t slot, uint32_t barrier) {
-    if (stages.unit >= last) return;
-    const int expert = tile_entry(p, table, stages.tile_idx).expert;
-    issue_copy(slot,
-               p.weights +
-                   (static_cast<int64_t>(expert) * p.layout.num_units + stages.unit_in_matrix) *
-                       p.layout.unit_bytes +
-                   stages.stage * p.layout.stage_bytes,
-               p.layout.stage_bytes, barrier);
-    stages.advance(p.layout, step);
-  }
-};
-
-// The part of a stage's sum that a lane holds, where tiles have at most kSplitRows rows: lanes with
-// rows to give write them for whoever adds the stages up.
-struct SplitSums {
-  float* sums;
-
-  __device__ static float* at(float* sums, int slot) {
-    return sums + slot * kSplitSumFloats + threadIdx.x % kWarpSize / 4 * 4;
-  }
-  __device__ void store(int slot, const UnitSum<1>& sum) const {
-    if (threadIdx.x % 4 != 0) return;
-    const float(&v)[4] = sum.value[0];
-    *reinterpret_cast<float4*>(at(sums, slot)) = {v[0], v[1], v[2], v[3]};
-  }
-  // Adds the slots first .. first + count - 1, in order.
-  __device__ void add(int first, int count, UnitSum<1>& sum) const {
-    if (threadIdx.x % 4 != 0) return;
-    float4 total = {};
-#pragma unroll 3
-    for (int i = 0; i < count; ++i) {
-      const float4 v = *reinterpret_cast<const float4*>(at(sums, first + i));
-      total = {total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w};
-    }
-    sum.value[0][0] += total.x;
-    sum.value[0][1] += total.y;
-    sum.value[0][2] += total.z;
-    sum.value[0][3] += total.w;
-  }
-};
-
 // One thread: the group with which the units [share.x, share.y) begin.
 __device__ __forceinline__ void form_group(const ExpertGemmParams& p, const RouteTile* table,
                                            int2 share, TileGroup& group) {
@@ -243,60 +161,6 @@ __device__ __forceinline__ void form_group(const ExpertGemmParams& p, const Rout
   group.tiles[1] = tile_entry(p, table, tile_idx + 1);
   if (group.tiles[1].count <= kHalfRows) group.num_tiles = 2;
 }
-
-// A piece of an activation row on its way to shared memory, all its loads under way together. A
-// group's pieces are dealt out among warps.
-struct RowPiece {
-  static constexpr int kLoads = 4;
-  uint4 values[kLoads];
-  int place = 0;  // row in shared memory
-  int pair = 0;
-  int first = 0;  // vector of 8 values
-
-  __device__ static int count(const ExpertGemmParams& p, const TileGroup& group) {
-    const int rows = group.tiles[0].count + (group.num_tiles == 2 ? group.tiles[1].count : 0);
-    return rows * per_row(p);
-  }
-  __device__ static int per_row(const ExpertGemmParams& p) {
-    return (p.in_size / 8 + kLoads * kWarpSize - 1) / (kLoads * kWarpSize);
-  }
-
-  template <GemmRole kRole>
-  __device__ void load(const ExpertGemmParams& p, const TileGroup& group, int item, int half_rows) {
-    const int row = item / per_row(p);
-    const int first_count = group.tiles[0].count;
-    const bool second = row >= first_count;
-    const int column = second ? row - first_count : row;
-    pair = group.tiles[second].begin + column;
-    place = (second ? half_rows : 0) + column;
-    first = (item - row * per_row(p)) * kLoads * kWarpSize + threadIdx.x % kWarpSize;
-    const int64_t from = kRole == GemmRole::kDown ? pair : __ldcg(p.routing.row_of_pair + pair);
-    const auto* source = reinterpret_cast<const uint4*>(p.x + from * p.in_size);
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      const int v = first + j * kWarpSize;
-      if (v < p.in_size / 8) values[j] = __ldcg(source + v);
-    }
-  }
-
-  // kMxfp4's values times 2^kActivationShift.
-  template <StreamFormat kFormat>
-  __device__ void store(const ExpertGemmParams& p, TileGroup& group, uint8_t* x, int row_stride) {
-    const __nv_bfloat162 shift = __float2bfloat162_rn(ldexpf(1.0f, kActivationShift));
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      const int v = first + j * kWarpSize;
-      if (v >= p.in_size / 8) continue;
-      if constexpr (kFormat == StreamFormat::kMxfp4) {
-        auto* pairs = reinterpret_cast<__nv_bfloat162*>(&values[j]);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) pairs[k] = __hmul2(pairs[k], shift);
-      }
-      *reinterpret_cast<uint4*>(x + place * row_stride + v * 16) = values[j];
-    }
-    if (first == 0) group.out_rows[place] = pair;
-  }
-};
 
 }  // namespace
 

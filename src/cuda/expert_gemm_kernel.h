@@ -36,10 +36,10 @@ struct ExpertGemmParams {
   GateActivation activation = GateActivation::kSwiGlu;  // kGateUp
   float activation_limit = 0.0f;
   float activation_alpha = 0.0f;
-  const LoraEntry* lora = nullptr;   // (slots)
-  __nv_bfloat16* s = nullptr;        // (pairs, s_stride): memory for scale * A x
+  const LoraEntry* lora = nullptr;  // (slots)
+  __nv_bfloat16* s = nullptr;       // (pairs, s_stride): memory for scale * A x
   int s_stride = 0;
-  uint32_t shrink_delay_ns = 0;      // for tests: up to this long before a share counts as done
+  uint32_t shrink_delay_ns = 0;  // for tests: up to this long before a share counts as done
   bool routed_before_predecessor = false;  // the routing is complete once this kernel starts
 };
 
@@ -57,9 +57,9 @@ struct ExpertGemmConfig {
   int num_warps = 0;
   int num_slots = 0;
   int slot_bytes = 0;
-  int half_rows = 0;         // activation rows in shared memory are 2 halves of this many
-  int row_stride = 0;        // bytes of each
-  int x_bytes = 0;           // of all of them
+  int half_rows = 0;   // activation rows in shared memory are 2 halves of this many
+  int row_stride = 0;  // bytes of each
+  int x_bytes = 0;     // of all of them
   // Few rows: a unit's stages are spread over the warps, so many units at a time, and their sums
   // added in order. 0: a warp takes whole units.
   int split_units = 0;

@@ -3,7 +3,8 @@
 #include "cuda/expert_gemm_kernel.h"
 #include "cuda/primitives.cuh"
 
-// How expert_gemm.cu's warps get their weights: what to copy next, and the ring it lands in.
+// How expert_gemm.cu's warps get what they multiply: their weights, what to copy next and the ring
+// it lands in; and a tile's activations.
 
 namespace medley::cuda {
 
@@ -106,6 +107,60 @@ struct Ring {
       slot = 0;
       parity ^= 1;
     }
+  }
+};
+
+// A piece of an activation row on its way to shared memory, all its loads under way together. A
+// group's pieces are dealt out among warps.
+struct RowPiece {
+  static constexpr int kLoads = 4;
+  uint4 values[kLoads];
+  int place = 0;  // row in shared memory
+  int pair = 0;
+  int first = 0;  // vector of 8 values
+
+  __device__ static int count(const ExpertGemmParams& p, const TileGroup& group) {
+    const int rows = group.tiles[0].count + (group.num_tiles == 2 ? group.tiles[1].count : 0);
+    return rows * per_row(p);
+  }
+  __device__ static int per_row(const ExpertGemmParams& p) {
+    return (p.in_size / 8 + kLoads * kWarpSize - 1) / (kLoads * kWarpSize);
+  }
+
+  template <GemmRole kRole>
+  __device__ void load(const ExpertGemmParams& p, const TileGroup& group, int item, int half_rows) {
+    const int row = item / per_row(p);
+    const int first_count = group.tiles[0].count;
+    const bool second = row >= first_count;
+    const int column = second ? row - first_count : row;
+    pair = group.tiles[second].begin + column;
+    place = (second ? half_rows : 0) + column;
+    first = (item - row * per_row(p)) * kLoads * kWarpSize + threadIdx.x % kWarpSize;
+    const int64_t from = kRole == GemmRole::kDown ? pair : __ldcg(p.routing.row_of_pair + pair);
+    const auto* source = reinterpret_cast<const uint4*>(p.x + from * p.in_size);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int v = first + j * kWarpSize;
+      if (v < p.in_size / 8) values[j] = __ldcg(source + v);
+    }
+  }
+
+  // kMxfp4's values times 2^kActivationShift.
+  template <StreamFormat kFormat>
+  __device__ void store(const ExpertGemmParams& p, TileGroup& group, uint8_t* x, int row_stride) {
+    const __nv_bfloat162 shift = __float2bfloat162_rn(ldexpf(1.0f, kActivationShift));
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int v = first + j * kWarpSize;
+      if (v >= p.in_size / 8) continue;
+      if constexpr (kFormat == StreamFormat::kMxfp4) {
+        auto* pairs = reinterpret_cast<__nv_bfloat162*>(&values[j]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) pairs[k] = __hmul2(pairs[k], shift);
+      }
+      *reinterpret_cast<uint4*>(x + place * row_stride + v * 16) = values[j];
+    }
+    if (first == 0) group.out_rows[place] = pair;
   }
 };
 
