@@ -28,7 +28,8 @@ Result<AddNormConfig> select_add_norm(const AddNormDesc& desc) {
   }
   const int vectors = desc.hidden_size / kVector;
   const int threads = std::min(kMaxThreads, (vectors + 31) / 32 * 32);
-  return AddNormConfig{.num_threads = threads, .shared_bytes = desc.hidden_size * sizeof(float)};
+  return AddNormConfig{.num_threads = threads,
+                       .shared_bytes = desc.hidden_size * (sizeof(float) + 2)};
 }
 
 }  // namespace medley::cuda

@@ -8,11 +8,18 @@ __global__ void add_norm_kernel(const AddNormParams p) {
   extern __shared__ float row_values[];
   // At once: whatever follows reads only weights and step inputs before its own wait.
   launch_dependents();
-  wait_for_predecessor();
   const int row = blockIdx.x;
-  if (row >= *p.num_rows) return;
-  const float inverse_rms = add_row<kDelta>(p, row, row_values);
-  store_row<kDelta>(p, p.weight, row, inverse_rms, row_values);
+  if (row >= *p.num_rows) {
+    wait_for_predecessor();
+    return;
+  }
+  const RowAhead<kDelta> ahead(p, row);
+  wait_for_predecessor();
+  const float inverse_rms = add_row<kDelta>(p, row, ahead, row_values);
+  const auto all = [](int) { return true; };
+  auto* sum = reinterpret_cast<uint4*>(row_values + p.hidden_size);
+  normalise_row(p, p.weight, row, inverse_rms, row_values, sum, all);
+  store_sum<kDelta>(p, row, sum, all, /*first_thread=*/0);
 }
 
 void launch_add_norm(RowDelta delta, const AddNormConfig& config, const AddNormParams& params,
@@ -20,6 +27,14 @@ void launch_add_norm(RowDelta delta, const AddNormConfig& config, const AddNormP
   const LaunchShape shape = {.grid = dim3(max_rows),
                              .block = dim3(config.num_threads),
                              .shared_bytes = config.shared_bytes};
+  static const bool allowed = [] {
+    for (const auto kernel : {add_norm_kernel<RowDelta::kNone>, add_norm_kernel<RowDelta::kDense>,
+                              add_norm_kernel<RowDelta::kRouted>}) {
+      allow_all_shared_memory(reinterpret_cast<const void*>(kernel));
+    }
+    return true;
+  }();
+  static_cast<void>(allowed);
   switch (delta) {
     case RowDelta::kNone:
       return launch(add_norm_kernel<RowDelta::kNone>, shape, stream, params);

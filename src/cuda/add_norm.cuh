@@ -20,11 +20,37 @@ __device__ __forceinline__ uint4 pack_bf16x8(const float (&v)[8]) {
           pack_bf16x2(v[6], v[7])};
 }
 
+// What add_row reads of a routed row before the kernel that wrote the delta has ended: the routing
+// and the residual are older than that kernel, which has triggered after its own wait.
+template <RowDelta kDelta>
+struct RowAhead {
+  static constexpr int kChoices = 4;  // a row's further ones are read later
+  uint4 residual;                     // of this thread's first vector
+  int pair[kChoices];
+  float weight[kChoices];
+
+  __device__ RowAhead(const AddNormParams& p, int row) {
+    if constexpr (kDelta == RowDelta::kRouted) {
+      if (static_cast<int>(threadIdx.x) < p.hidden_size / 8) {
+        residual = reinterpret_cast<const uint4*>(p.residual + static_cast<int64_t>(row) *
+                                                                   p.hidden_size)[threadIdx.x];
+      }
+#pragma unroll
+      for (int c = 0; c < kChoices; ++c) {
+        if (c >= p.experts_per_token) continue;
+        pair[c] = p.routing.pair_of_choice[row * p.experts_per_token + c];
+        weight[c] = p.routing.weight_of_choice[row * p.experts_per_token + c];
+      }
+    }
+  }
+};
+
 // The block reads one row's residual and delta and leaves the rounded sum in `row_values` (shared,
 // H floats); returns 1 / rms, the same in all threads. Writes nothing to global memory. The sum of
 // squares is taken in an order that depends on the block size alone.
 template <RowDelta kDelta>
-__device__ float add_row(const AddNormParams& p, int row, float* row_values) {
+__device__ float add_row(const AddNormParams& p, int row, const RowAhead<kDelta>& ahead,
+                         float* row_values) {
   __shared__ float warp_sums[32];
   const int num_vectors = p.hidden_size / 8;
   const auto* residual =
@@ -33,8 +59,20 @@ __device__ float add_row(const AddNormParams& p, int row, float* row_values) {
   for (int v = threadIdx.x; v < num_vectors; v += blockDim.x) {
     float sum[8] = {};
     if constexpr (kDelta == RowDelta::kRouted) {
+      constexpr int kAhead = RowAhead<kDelta>::kChoices;
+      uint4 values[kAhead];
+#pragma unroll
+      for (int c = 0; c < kAhead; ++c) {
+        if (c >= p.experts_per_token) continue;
+        values[c] = reinterpret_cast<const uint4*>(p.delta + static_cast<int64_t>(ahead.pair[c]) *
+                                                                 p.hidden_size)[v];
+      }
+#pragma unroll
+      for (int c = 0; c < kAhead; ++c) {
+        if (c < p.experts_per_token) add_bf16x8(sum, values[c], ahead.weight[c]);
+      }
 #pragma unroll 4
-      for (int c = 0; c < p.experts_per_token; ++c) {
+      for (int c = kAhead; c < p.experts_per_token; ++c) {
         const int choice = row * p.experts_per_token + c;
         const int64_t pair = p.routing.pair_of_choice[choice];
         add_bf16x8(sum, reinterpret_cast<const uint4*>(p.delta + pair * p.hidden_size)[v],
@@ -46,7 +84,8 @@ __device__ float add_row(const AddNormParams& p, int row, float* row_values) {
           reinterpret_cast<const uint4*>(p.delta + static_cast<int64_t>(row) * p.hidden_size)[v],
           1.0f);
     }
-    add_bf16x8(sum, residual[v], 1.0f);
+    const bool is_ahead = kDelta == RowDelta::kRouted && v == static_cast<int>(threadIdx.x);
+    add_bf16x8(sum, is_ahead ? ahead.residual : residual[v], 1.0f);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float rounded = __bfloat162float(__float2bfloat16_rn(sum[i]));
@@ -63,33 +102,39 @@ __device__ float add_row(const AddNormParams& p, int row, float* row_values) {
   return rsqrtf(total / p.hidden_size + p.eps);
 }
 
-// Replaces the row that add_row left by the normalised one, rounded.
-__device__ inline void normalise_row(const AddNormParams& p, const float* weight, float inverse_rms,
-                                     float* row_values) {
-  for (int i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
-    row_values[i] = __bfloat162float(__float2bfloat16_rn(row_values[i] * inverse_rms * weight[i]));
-  }
-}
-
-// The same, and stores both.
-template <RowDelta kDelta>
-__device__ void store_row(const AddNormParams& p, const float* weight, int row, float inverse_rms,
-                          float* row_values) {
-  const int64_t offset = static_cast<int64_t>(row) * p.hidden_size;
-  auto* residual = reinterpret_cast<uint4*>(p.residual + offset);
-  auto* out = reinterpret_cast<uint4*>(p.out + offset);
+// Replaces the row that add_row left by the normalised one, rounded; keeps it as it was in `sum`
+// (shared, H bfloat16). What goes to memory: out's vectors v of eight values with stores(v).
+template <class Stores>
+__device__ void normalise_row(const AddNormParams& p, const float* weight, int row,
+                              float inverse_rms, float* row_values, uint4* sum,
+                              const Stores& stores) {
+  auto* out = reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(row) * p.hidden_size);
   for (int v = threadIdx.x; v < p.hidden_size / 8; v += blockDim.x) {
     float values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = row_values[8 * v + i];
-    if (kDelta != RowDelta::kNone) residual[v] = pack_bf16x8(values);
+    sum[v] = pack_bf16x8(values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       values[i] =
           __bfloat162float(__float2bfloat16_rn(values[i] * inverse_rms * weight[8 * v + i]));
       row_values[8 * v + i] = values[i];
     }
-    out[v] = pack_bf16x8(values);
+    if (stores(v)) out[v] = pack_bf16x8(values);
+  }
+}
+
+// Stores the residual that normalise_row kept, by the threads from `first_thread` on.
+template <RowDelta kDelta, class Stores>
+__device__ void store_sum(const AddNormParams& p, int row, const uint4* sum, const Stores& stores,
+                          int first_thread) {
+  if (kDelta == RowDelta::kNone) return;
+  auto* residual = reinterpret_cast<uint4*>(p.residual + static_cast<int64_t>(row) * p.hidden_size);
+  const int step = static_cast<int>(blockDim.x) - first_thread;
+  const int thread = static_cast<int>(threadIdx.x) - first_thread;
+  if (thread < 0) return;
+  for (int v = thread; v < p.hidden_size / 8; v += step) {
+    if (stores(v)) residual[v] = sum[v];
   }
 }
 

@@ -10,7 +10,8 @@ namespace medley::cuda {
 
 // What all ops of a backend share.
 struct Context {
-  int num_sms = 0;
+  int num_sms = 0;               // blocks of expert_gemm
+  uint32_t shrink_delay_ns = 0;  // for tests (expert_gemm_kernel.h)
   size_t shared_limit = 0;  // dynamic shared memory of a block of expert_gemm
   LoraTable lora;
   DeviceBuffer shrink_out;          // (pairs, kShrinkStride) bfloat16

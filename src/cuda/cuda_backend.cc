@@ -19,7 +19,7 @@ namespace cuda {
 namespace {
 
 // Static shared memory of expert_gemm, and what the driver keeps of a block's share.
-constexpr size_t kReservedShared = 2048;
+constexpr size_t kReservedShared = 8192;
 
 class CudaBackend : public Backend {
  public:

@@ -13,7 +13,7 @@ void run_dense(Context& context, DenseJob job, Stream& stream) {
   job.lora &= params.lora != nullptr;
   if (job.lora) {
     params.s = run_lora_shrink(context,
-                               {.routing = params.rows,
+                               {.rows = params.rows,
                                 .lora = params.lora,
                                 .x = params.x,
                                 .in_size = params.in_size,

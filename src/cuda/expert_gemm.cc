@@ -9,9 +9,12 @@ namespace {
 
 constexpr int kMaxSlots = 8;
 constexpr int kMinSlots = 2;
+constexpr int kSplitSlots = 4;  // more take longer to be asked for than they save
 constexpr int kWarpCounts[] = {16, 12, 8, 4};
-// With LoRA, what a block of lora_shrink on the same SM needs.
-constexpr int64_t kShrinkSharedBytes = 8192;
+constexpr int kMaxThreads = 512;
+// Units whose stages are summed apart at a time, and the bytes of their sums.
+constexpr int kMaxSplitUnits = 24;
+constexpr int64_t kSplitBytes = 32768;
 
 }  // namespace
 
@@ -29,21 +32,29 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   // A stride of 64 modulo 128 bytes keeps the 16-byte loads of 8 rows free of bank conflicts.
   const int row_bytes = problem.layout.padded_cols * 2;
   config.row_stride = (row_bytes + 127) / 128 * 128 + (row_bytes % 128 == 64 ? -64 : 64);
-  config.slot_bytes = std::max(problem.layout.stage_bytes, problem.lora ? 2 * kRankBlockBytes : 0);
-  config.slot_bytes = (config.slot_bytes + 15) / 16 * 16;
-  config.equal_units = problem.max_tile_rows <= kTileRows / 2;
-  const int64_t ring_bytes = static_cast<int64_t>(problem.shared_limit) -
-                             static_cast<int64_t>(kTileRows) * config.row_stride -
-                             (problem.lora ? kShrinkSharedBytes : 0);
+  config.slot_bytes = (problem.layout.stage_bytes + 15) / 16 * 16;
+  config.half_rows = std::min(problem.max_tile_rows, kTileRows / 2);
+  config.x_bytes = 2 * config.half_rows * config.row_stride;
   for (const int warps : kWarpCounts) {
+    int64_t split_bytes = 0;
+    if (problem.max_tile_rows <= kSplitRows) {
+      const int64_t unit_bytes = problem.layout.num_stages * kSplitSumFloats * sizeof(float);
+      config.split_units =
+          static_cast<int>(std::clamp<int64_t>(kSplitBytes / unit_bytes, 1, kMaxSplitUnits));
+      split_bytes = config.split_units * unit_bytes;
+    }
+    const int64_t ring_bytes =
+        static_cast<int64_t>(problem.shared_limit) - config.x_bytes - split_bytes;
+    const int threads = 32 * (warps + (problem.lora ? kShrinkWarps : 0));
+    if (threads > kMaxThreads) continue;
     const int64_t slots = ring_bytes / (static_cast<int64_t>(warps) * config.slot_bytes);
     if (slots < kMinSlots) continue;
-    config.tile_rows = kTileRows;
     config.num_warps = warps;
-    config.num_slots = static_cast<int>(std::min<int64_t>(slots, kMaxSlots));
+    config.num_slots =
+        static_cast<int>(std::min<int64_t>(slots, split_bytes > 0 ? kSplitSlots : kMaxSlots));
     config.shared_bytes =
         static_cast<size_t>(config.num_warps) * config.num_slots * config.slot_bytes +
-        static_cast<size_t>(kTileRows) * config.row_stride;
+        static_cast<size_t>(config.x_bytes + split_bytes);
     return config;
   }
   return unsupported(fmt::format(

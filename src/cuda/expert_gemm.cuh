@@ -82,42 +82,13 @@ __device__ __forceinline__ void add_bf16_stage(UnitSum<kHalves>& sum, uint32_t s
   }
 }
 
-// The tokens of one adapter in a tile: columns [begin, end).
-struct SegmentColumns {
-  int begin = 0;
-  int end = 0;
-};
-
-// Adds B s over `num_blocks` rank blocks for the segment's columns. `s` points at this tile's first
-// pair and the stage's first rank. Where gate and up share the unit and have an A each, rows 0-7
-// take s from the stage's first rank on and rows 8-15 from `second_rank` further on.
-template <GemmRole kRole, int kHalves>
-__device__ __forceinline__ void add_lora_stage(UnitSum<kHalves>& sum, uint32_t stage,
-                                               const __nv_bfloat16* s, int s_stride,
-                                               int second_rank, SegmentColumns columns,
-                                               int num_blocks) {
-  const int lane = threadIdx.x % kWarpSize;
-#pragma unroll 1
-  for (int block = 0; block < num_blocks; ++block) {
-    const uint4 b = load_shared_16(stage + block * kRankBlockBytes + lane * 16);
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      if (columns.begin >= (h + 1) * kHalfRows || columns.end <= h * kHalfRows) continue;
-      const int column = h * kHalfRows + lane / 4;
-      const bool mine = column >= columns.begin && column < columns.end;
-      const __nv_bfloat16* from =
-          s + static_cast<int64_t>(column) * s_stride + block * kRankBlock + lane % 4 * 4;
-      uint2 v = {};
-      if (mine) v = *reinterpret_cast<const uint2*>(from);
-      if (kRole != GemmRole::kGateUp || second_rank == 0) {
-        mma_16x8x16(sum.value[h], {b.x, b.y, b.z, b.w}, v.x, v.y, sum.value[h]);
-      } else {
-        uint2 second = {};
-        if (mine) second = *reinterpret_cast<const uint2*>(from + second_rank);
-        mma_16x8x16(sum.value[h], {b.x, 0u, b.z, 0u}, v.x, v.y, sum.value[h]);
-        mma_16x8x16(sum.value[h], {0u, b.y, 0u, b.w}, second.x, second.y, sum.value[h]);
-      }
-    }
+template <StreamFormat kFormat, int kUnroll, int kHalves>
+__device__ __forceinline__ void add_stage(UnitSum<kHalves>& sum, uint32_t stage, uint32_t x,
+                                          int num_blocks, int half_stride) {
+  if constexpr (kFormat == StreamFormat::kMxfp4) {
+    add_mxfp4_stage<kUnroll>(sum, stage, x, num_blocks, half_stride);
+  } else {
+    add_bf16_stage(sum, stage, x, num_blocks, half_stride);
   }
 }
 

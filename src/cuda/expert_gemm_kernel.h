@@ -36,11 +36,20 @@ struct ExpertGemmParams {
   GateActivation activation = GateActivation::kSwiGlu;  // kGateUp
   float activation_limit = 0.0f;
   float activation_alpha = 0.0f;
-  const LoraEntry* lora = nullptr;   // (slots)
-  const __nv_bfloat16* s = nullptr;  // (pairs, s_stride): what lora_shrink left
+  const LoraEntry* lora = nullptr;  // (slots)
+  __nv_bfloat16* s = nullptr;       // (pairs, s_stride): memory for scale * A x
   int s_stride = 0;
+  uint32_t shrink_delay_ns = 0;  // for tests: up to this long before a share counts as done
   bool routed_before_predecessor = false;  // the routing is complete once this kernel starts
 };
+
+// With LoRA a block has this many more warps, which do nothing but shrinks, each cut into shares.
+inline constexpr int kShrinkWarps = 4;
+inline constexpr int kShrinkShares = 2;
+
+// Rows of a tile, at most, where units are split, and what a stage's sums take.
+inline constexpr int kSplitRows = 2;
+inline constexpr int kSplitSumFloats = 16 * kSplitRows;
 
 // How the kernel is laid over an SM: one block, `num_warps` independent warps, each with a ring of
 // `num_slots` stages.
@@ -48,9 +57,12 @@ struct ExpertGemmConfig {
   int num_warps = 0;
   int num_slots = 0;
   int slot_bytes = 0;
-  bool equal_units = false;  // no tile has more than half of kTileRows
-  int tile_rows = 0;         // activation rows in shared memory
-  int row_stride = 0;        // bytes of each
+  int half_rows = 0;   // activation rows in shared memory are 2 halves of this many
+  int row_stride = 0;  // bytes of each
+  int x_bytes = 0;     // of all of them
+  // Few rows: a unit's stages are spread over the warps, so many units at a time, and their sums
+  // added in order. 0: a warp takes whole units.
+  int split_units = 0;
   size_t shared_bytes = 0;
   std::string to_string() const;
 };

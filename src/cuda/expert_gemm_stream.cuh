@@ -3,9 +3,13 @@
 #include "cuda/expert_gemm_kernel.h"
 #include "cuda/primitives.cuh"
 
-// How expert_gemm.cu's warps get their weights: what to copy next, and the ring it lands in.
+// How expert_gemm.cu's warps get what they multiply: their weights, what to copy next and the ring
+// it lands in; and a tile's activations.
 
 namespace medley::cuda {
+
+// The first tiles are kept in shared memory.
+inline constexpr int kTableTiles = kWarpSize;
 
 // Routing is read through L2: it may be older than this kernel's start by less than a wait.
 __device__ __forceinline__ RouteTile load_tile_entry(const ExpertGemmParams& p, int tile_idx) {
@@ -17,129 +21,69 @@ __device__ __forceinline__ RouteTile load_tile_entry(const ExpertGemmParams& p, 
           .segment_count = __ldcg(words + 4)};
 }
 
-// What a warp needs of a segment: its B for the tile's expert, and its columns of the tile.
-struct SegmentInfo {
-  const uint8_t* b;
-  int32_t rank;
-  int32_t num_a;
-  int32_t begin;
-  int32_t end;
-};
-
-__device__ __forceinline__ SegmentInfo load_segment(const ExpertGemmParams& p, int index,
-                                                    int tile_begin) {
-  const RouteSegment segment = p.routing.segments[index];
-  const LoraEntry& entry = p.lora[segment.slot];
-  return {.b = entry.b + segment.expert * entry.b_expert_bytes,
-          .rank = entry.rank,
-          .num_a = entry.num_a,
-          .begin = segment.begin - tile_begin,
-          .end = segment.begin - tile_begin + segment.count};
+__device__ __forceinline__ RouteTile tile_entry(const ExpertGemmParams& p, const RouteTile* table,
+                                                int tile_idx) {
+  return tile_idx < kTableTiles ? table[tile_idx] : load_tile_entry(p, tile_idx);
 }
 
 // The one or two tiles whose activations are in shared memory together: one of up to 16 rows, or
 // two of up to 8. Two tiles spare the warps a barrier in between.
 struct TileGroup {
   RouteTile tiles[2];
-  SegmentInfo segments[2][kTileRows];  // with LoRA
-  int32_t out_rows[kTileRows];         // by place: a second tile's rows begin at kHalfRows
-  int first_tile;
+  int32_t out_rows[kTileRows];  // by place: a second tile's rows begin at half_rows
   int num_tiles;
 };
 
+// Called by a warp.
+__device__ __forceinline__ void issue_copy(uint32_t slot, const uint8_t* from, int bytes,
+                                           uint32_t barrier) {
+  if (threadIdx.x % kWarpSize != 0) return;
+  barrier_expect(barrier, bytes);
+  bulk_copy(slot, from, bytes, barrier);
+}
+
 // A warp's place in the stream of copies it will consume: units first + warp, first + warp +
-// num_warps, ... of the block's share, each its base stages and then the LoRA stages of its tile's
-// segments. All lanes hold the same values; lane 0 issues.
-template <bool kLora>
+// num_warps, ... of the block's share. All lanes hold the same values; lane 0 issues.
 struct Producer {
   const ExpertGemmParams& p;
-  const TileGroup& group;
-  int units_left;  // of the block's share, from this unit on
+  const RouteTile* table;  // the first kTableTiles tiles
+  int units_left;          // of the block's share, from this unit on
   int step;
   int stages_left = 0;
-  int segment = 0;  // of the tile
-  int rank_block = 0;
   int tile_idx;
   int unit_in_matrix;
   const uint8_t* source = nullptr;
-  RouteTile tile;
 
-  __device__ Producer(const ExpertGemmParams& params, const TileGroup& tile_group, int first,
-                      int last, int stride)
-      : p(params), group(tile_group), units_left(last - first), step(stride) {
+  __device__ Producer(const ExpertGemmParams& params, const RouteTile* tile_table, int2 share,
+                      int warp, int num_warps)
+      : p(params), table(tile_table), units_left(share.y - share.x - warp), step(num_warps) {
     if (units_left <= 0) return;
+    const int first = share.x + warp;
     tile_idx = first / p.layout.num_units;
     unit_in_matrix = first - tile_idx * p.layout.num_units;
-    tile = load_tile_entry(p, tile_idx);
     open_unit();
   }
 
   __device__ void open_unit() {
-    source = p.weights + (static_cast<int64_t>(tile.expert) * p.layout.num_units + unit_in_matrix) *
+    const int expert = tile_entry(p, table, tile_idx).expert;
+    source = p.weights + (static_cast<int64_t>(expert) * p.layout.num_units + unit_in_matrix) *
                              p.layout.unit_bytes;
     stages_left = p.layout.num_stages;
-    segment = 0;
-    rank_block = 0;
   }
 
-  __device__ void next_unit() {
+  __device__ __forceinline__ void issue(uint32_t slot, uint32_t barrier) {
+    if (units_left <= 0) return;
+    issue_copy(slot, source, p.layout.stage_bytes, barrier);
+    source += p.layout.stage_bytes;
+    if (--stages_left > 0) return;
     units_left -= step;
     if (units_left <= 0) return;
     unit_in_matrix += step;
-    if (unit_in_matrix >= p.layout.num_units) {
-      do {
-        unit_in_matrix -= p.layout.num_units;
-        ++tile_idx;
-      } while (unit_in_matrix >= p.layout.num_units);
-      tile = load_tile_entry(p, tile_idx);
+    while (unit_in_matrix >= p.layout.num_units) {
+      unit_in_matrix -= p.layout.num_units;
+      ++tile_idx;
     }
     open_unit();
-  }
-
-  __device__ static void copy(uint32_t slot, const uint8_t* from, int bytes, uint32_t barrier) {
-    if (threadIdx.x % kWarpSize == 0) {
-      barrier_expect(barrier, bytes);
-      bulk_copy(slot, from, bytes, barrier);
-    }
-  }
-
-  // From the tiles in shared memory; a warp that runs ahead of them asks global memory.
-  __device__ SegmentInfo segment_info() const {
-    const int place = tile_idx - group.first_tile;
-    if (place >= 0 && place < group.num_tiles) return group.segments[place][segment];
-    return load_segment(p, tile.segment_begin + segment, /*tile_begin=*/0);
-  }
-
-  __device__ void skip_empty_segments() {
-    while (segment < tile.segment_count && segment_info().rank == 0) ++segment;
-  }
-
-  __device__ void issue_lora(uint32_t slot, int slot_bytes, uint32_t barrier) {
-    const SegmentInfo info = segment_info();
-    const int blocks = info.rank / kRankBlock;
-    const int count = min(blocks - rank_block, slot_bytes / kRankBlockBytes);
-    copy(slot,
-         info.b + (static_cast<int64_t>(unit_in_matrix) * blocks + rank_block) * kRankBlockBytes,
-         count * kRankBlockBytes, barrier);
-    rank_block += count;
-    if (rank_block < blocks) return;
-    rank_block = 0;
-    ++segment;
-    skip_empty_segments();
-    if (segment == tile.segment_count) next_unit();
-  }
-
-  __device__ __forceinline__ void issue(uint32_t slot, int slot_bytes, uint32_t barrier) {
-    if (units_left <= 0) return;
-    if (kLora && stages_left == 0) return issue_lora(slot, slot_bytes, barrier);
-    copy(slot, source, p.layout.stage_bytes, barrier);
-    source += p.layout.stage_bytes;
-    if (--stages_left > 0) return;
-    if constexpr (kLora) {
-      skip_empty_segments();
-      if (segment < tile.segment_count) return;
-    }
-    next_unit();
   }
 };
 
@@ -163,6 +107,60 @@ struct Ring {
       slot = 0;
       parity ^= 1;
     }
+  }
+};
+
+// A piece of an activation row on its way to shared memory, all its loads under way together. A
+// group's pieces are dealt out among warps.
+struct RowPiece {
+  static constexpr int kLoads = 4;
+  uint4 values[kLoads];
+  int place = 0;  // row in shared memory
+  int pair = 0;
+  int first = 0;  // vector of 8 values
+
+  __device__ static int count(const ExpertGemmParams& p, const TileGroup& group) {
+    const int rows = group.tiles[0].count + (group.num_tiles == 2 ? group.tiles[1].count : 0);
+    return rows * per_row(p);
+  }
+  __device__ static int per_row(const ExpertGemmParams& p) {
+    return (p.in_size / 8 + kLoads * kWarpSize - 1) / (kLoads * kWarpSize);
+  }
+
+  template <GemmRole kRole>
+  __device__ void load(const ExpertGemmParams& p, const TileGroup& group, int item, int half_rows) {
+    const int row = item / per_row(p);
+    const int first_count = group.tiles[0].count;
+    const bool second = row >= first_count;
+    const int column = second ? row - first_count : row;
+    pair = group.tiles[second].begin + column;
+    place = (second ? half_rows : 0) + column;
+    first = (item - row * per_row(p)) * kLoads * kWarpSize + threadIdx.x % kWarpSize;
+    const int64_t from = kRole == GemmRole::kDown ? pair : __ldcg(p.routing.row_of_pair + pair);
+    const auto* source = reinterpret_cast<const uint4*>(p.x + from * p.in_size);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int v = first + j * kWarpSize;
+      if (v < p.in_size / 8) values[j] = __ldcg(source + v);
+    }
+  }
+
+  // kMxfp4's values times 2^kActivationShift.
+  template <StreamFormat kFormat>
+  __device__ void store(const ExpertGemmParams& p, TileGroup& group, uint8_t* x, int row_stride) {
+    const __nv_bfloat162 shift = __float2bfloat162_rn(ldexpf(1.0f, kActivationShift));
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int v = first + j * kWarpSize;
+      if (v >= p.in_size / 8) continue;
+      if constexpr (kFormat == StreamFormat::kMxfp4) {
+        auto* pairs = reinterpret_cast<__nv_bfloat162*>(&values[j]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) pairs[k] = __hmul2(pairs[k], shift);
+      }
+      *reinterpret_cast<uint4*>(x + place * row_stride + v * 16) = values[j];
+    }
+    if (first == 0) group.out_rows[place] = pair;
   }
 };
 

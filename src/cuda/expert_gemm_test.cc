@@ -46,11 +46,28 @@ TEST(SelectExpertGemm, FitsAndKeepsRowsOffEachOthersBanks) {
   }
 }
 
-TEST(SelectExpertGemm, GptOssRunsSixteenWarps) {
-  const auto config = select_expert_gemm(problem(StreamFormat::kMxfp4, 2880, 64));
-  ASSERT_TRUE(config.ok());
-  EXPECT_EQ(config->num_warps, 16);
-  EXPECT_EQ(config->slot_bytes, 5 * 544);
+TEST(SelectExpertGemm, GptOssRunsSixteenWarpsOfWhichFourShrink) {
+  ExpertGemmProblem gpt_oss = problem(StreamFormat::kMxfp4, 2880, 64);
+  const auto with_lora = select_expert_gemm(gpt_oss);
+  ASSERT_TRUE(with_lora.ok());
+  EXPECT_EQ(with_lora->num_warps, 12);
+  EXPECT_EQ(with_lora->slot_bytes, 5 * 544);
+  gpt_oss.lora = false;
+  EXPECT_EQ(select_expert_gemm(gpt_oss)->num_warps, 16);
+}
+
+TEST(SelectExpertGemm, SplitsUnitsOfFewRowsOnly) {
+  for (const int rows : {1, 2, 3, 64}) {
+    const auto config = select_expert_gemm(problem(StreamFormat::kMxfp4, 2880, rows));
+    ASSERT_TRUE(config.ok());
+    if (rows > kSplitRows) {
+      EXPECT_EQ(config->split_units, 0) << rows;
+      continue;
+    }
+    EXPECT_GT(config->split_units, 0) << rows;
+    EXPECT_LE(config->shared_bytes, kLimit) << rows;
+    EXPECT_EQ(config->x_bytes, 2 * rows * config->row_stride) << rows;
+  }
 }
 
 TEST(SelectExpertGemm, RefusesWithBothNumbers) {

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "cuda/lora_shrink.h"
-
 namespace medley::cuda {
 
 Result<void> check_type(const char* op, DType dtype) {
@@ -32,16 +30,10 @@ void run_gemm(Context& context, GemmJob job, Stream& stream) {
   ExpertGemmParams& params = job.params;
   job.lora &= params.lora != nullptr;
   if (job.lora) {
-    params.s = run_lora_shrink(context,
-                               {.routing = params.routing,
-                                .lora = params.lora,
-                                .x = params.x,
-                                .x_by_row = job.x_by_row,
-                                .in_size = params.in_size,
-                                .max_pairs = job.max_pairs},
-                               stream);
+    MEDLEY_CHECK_LE(job.max_pairs * size_t{kShrinkStride} * 2, context.shrink_out.num_bytes());
+    params.s = context.shrink_out.as<__nv_bfloat16>();
     params.s_stride = kShrinkStride;
-    params.routed_before_predecessor = true;
+    params.shrink_delay_ns = context.shrink_delay_ns;
   }
   const ExpertGemmConfig config = select_expert_gemm({.layout = params.layout,
                                                       .in_size = params.in_size,

@@ -6,11 +6,10 @@
 
 namespace medley::cuda {
 
-// Shrinks where the step has adapters, then the product with LoRA inside.
+// A product, with LoRA inside where the step has adapters.
 struct GemmJob {
   GemmRole role = GemmRole::kGateUp;
   ExpertGemmParams params;
-  bool x_by_row = true;
   int max_pairs = 0;
   int max_tile_rows = kTileRows;
   bool lora = false;

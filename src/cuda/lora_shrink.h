@@ -10,16 +10,15 @@ inline MatrixLayout lora_a_layout(int in_size) {
   return make_matrix_layout(StreamFormat::kBF16, kUnitRows, in_size);
 }
 
-// One warp per block of 32 columns, kMaxShrinkWarps at most.
-// Few pairs leave the device idle: four blocks then share the columns. Keyed by shape and padded
-// batch, as it decides the order of a sum.
+// One warp per block of 32 columns, kMaxShrinkWarps at most. Decode steps leave the device idle:
+// four blocks then share the columns. Keyed by shape and padded batch, as it decides the order of a
+// sum.
 LoraShrinkConfig select_lora_shrink(const MatrixLayout& layout, int max_pairs);
 
 struct LoraShrinkJob {
-  RoutingView routing;
+  RoutingView rows;
   const LoraEntry* lora = nullptr;  // (slots)
   const __nv_bfloat16* x = nullptr;
-  bool x_by_row = true;
   int in_size = 0;
   int max_pairs = 0;  // of a launch
 };

@@ -9,13 +9,12 @@
 
 namespace medley::cuda {
 
-// s[pair] = scale * (A x), rounded to bfloat16, for the pairs of every segment. Pairs of other
-// adapters and of the base model keep what they had.
+// s[pair] = scale * (A x), rounded to bfloat16, for the pairs of every segment of a dense
+// projection; a pair is one of the step's rows. Pairs of the base model keep what they had.
 struct LoraShrinkParams {
-  RoutingView routing;
+  RoutingView rows;                  // complete once the predecessor starts
   const LoraEntry* lora = nullptr;   // (slots)
-  const __nv_bfloat16* x = nullptr;  // (rows or pairs, in_size)
-  bool x_by_row = false;
+  const __nv_bfloat16* x = nullptr;  // (rows, in_size)
   int in_size = 0;
   MatrixLayout layout;         // of one rank unit of A: columns only
   __nv_bfloat16* s = nullptr;  // (pairs, s_stride)
@@ -24,12 +23,14 @@ struct LoraShrinkParams {
 
 inline constexpr int kMaxShrinkWarps = 8;
 
-// One cluster per (segment, every rank_step-th unit of 16 ranks). The warps of its blocks split the
-// columns at places that depend on the layout and the config alone; their sums are added in order.
+// A cluster takes every rank_step-th unit of 16 ranks of every max_clusters-th segment. The warps
+// of its blocks split the columns at places that depend on the layout and the config alone; their
+// sums are added in order.
 struct LoraShrinkConfig {
   int num_warps = 0;  // of a block
   int rank_step = 0;
   int cluster = 1;  // blocks
+  int max_clusters = 0;
 };
 
 void launch_lora_shrink(const LoraShrinkConfig& config, const LoraShrinkParams& params,

@@ -95,6 +95,10 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
+// The barrier `id` (1 to 15; 0 is __syncthreads) of `num_threads` of the block's threads.
+__device__ __forceinline__ void named_barrier(int id, int num_threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
 // Copies global memory to shared memory, both 16-byte aligned, `bytes` a multiple of 16.
 __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* source, int bytes,
                                           uint32_t barrier) {
@@ -103,6 +107,15 @@ __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* sour
           "r"(destination),
       "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
+}
+
+// Copies 16 bytes of global memory for the thread that waits for them.
+__device__ __forceinline__ void copy_16_async(uint32_t destination, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source)
+               : "memory");
+}
+__device__ __forceinline__ void wait_async_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // d = a (16 x 16) b (16 x 8) + c, bfloat16 inputs, float32 sums.

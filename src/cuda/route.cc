@@ -32,15 +32,16 @@ Result<RouteConfig> select_route(const AddNormRouteDesc& desc, int max_rows) {
   RouteConfig config;
   config.groups_apart = max_rows * moe.experts_per_token > kMaxRoutedPairs;
   config.cluster = max_rows <= 16 ? 8 : max_rows <= 32 ? 4 : 2;
-  config.num_threads = row.num_threads;
+  config.num_threads = std::min(row.num_threads, kMaxRouteThreads);
   const int octets = (moe.num_experts + 7) / 8;
   const int warps = config.cluster * config.num_threads / 32;
   const int blocks = (desc.add_norm.hidden_size + 31) / 32;
   config.num_splits = std::clamp(warps / octets, 1, blocks);
   const size_t padded_row = static_cast<size_t>(blocks) * 32 * sizeof(float);
-  config.shared_bytes =
-      std::max(kGroupBytes, 2 * padded_row + static_cast<size_t>(config.num_splits) *
-                                                 moe.num_experts * sizeof(float));
+  config.shared_bytes = std::max(
+      kGroupBytes, 2 * padded_row + desc.add_norm.hidden_size * size_t{2} +
+                       static_cast<size_t>(config.num_threads) * kEarlyRouterBlocks * 16 +
+                       static_cast<size_t>(config.num_splits) * moe.num_experts * sizeof(float));
   if (config.shared_bytes > kSharedLimit) {
     return unsupported(fmt::format("router on CUDA: hidden size {} needs {} bytes of shared memory",
                                    desc.add_norm.hidden_size, config.shared_bytes));

@@ -10,7 +10,6 @@ namespace medley::cuda {
 namespace {
 
 constexpr int kHalfUnit = 8;  // experts that a warp takes at once
-constexpr int kMaxRouteThreads = 512;
 
 // A warp's share of the router: 8 experts over a split of the columns, in blocks of 32.
 struct RouterItem {
@@ -32,16 +31,21 @@ struct RouterItem {
   __device__ uint4 load(int block) const {
     return *reinterpret_cast<const uint4*>(weights + block * 1024);
   }
+  // This lane's bytes of the first blocks, to be waited for by whoever reads them.
+  __device__ void load_early(uint4* early) const {
+#pragma unroll
+    for (int j = 0; j < kEarlyRouterBlocks; ++j) {
+      if (first + j >= last) continue;
+      copy_16_async(shared_address(early + j * blockDim.x + threadIdx.x),
+                    weights + (first + j) * 1024);
+    }
+  }
 };
-
-// Blocks of a warp's first item that are read before the wait.
-constexpr int kEarlyBlocks = 4;
 
 // partial[split][expert] = the split's share of the dot product of a router row with the row in
 // shared memory, for all items of this block; `partial` is in the cluster's first block.
 __device__ void partial_logits(const RouteParams& p, const RouteConfig& config, int first_item,
-                               const uint4 (&early)[kEarlyBlocks], const float* row,
-                               float* partial) {
+                               const uint4* early, const float* row, float* partial) {
   const int lane = threadIdx.x % kWarpSize;
   const int num_items = (p.num_experts + kHalfUnit - 1) / kHalfUnit * config.num_splits;
   const float* x = row + lane % 4 * 8;
@@ -51,10 +55,11 @@ __device__ void partial_logits(const RouteParams& p, const RouteConfig& config, 
     float sum = 0.0f;
     int block = item.first;
     if (i == first_item) {
-#pragma unroll
-      for (int j = 0; j < kEarlyBlocks; ++j) {
-        if (block < item.last) sum = dot_bf16x8(early[j], x + block++ * 32, sum);
-      }
+      wait_async_copies();
+      const int end = min(item.last, block + kEarlyRouterBlocks);
+      const uint4* mine = early + threadIdx.x;
+#pragma unroll 4
+      for (; block < end; ++block, mine += blockDim.x) sum = dot_bf16x8(*mine, x + block * 32, sum);
     }
 #pragma unroll 4
     for (; block < item.last; ++block) sum = dot_bf16x8(item.load(block), x + block * 32, sum);
@@ -77,10 +82,10 @@ __device__ __forceinline__ float from_ordered(uint32_t key) {
 }
 
 // One warp: the k largest logits, ties to the lower expert, and their weights. Lane i holds the
-// experts i, i + 32, ...
-__device__ void choose_experts(const RouteParams& p, int num_splits, const float* partial,
-                               const float* bias, int row) {
-  constexpr int kPerLane = kMaxRoutedExperts / kWarpSize;
+// experts i, i + 32, ...; lane j returns choice j. Leaves memory alone if not `real`.
+template <int kPerLane>
+__device__ int choose_experts(const RouteParams& p, int num_splits, const float* partial,
+                              const float* bias, int row) {
   const int lane = threadIdx.x;
   uint32_t keys[kPerLane];  // 0: no expert, or chosen already
   float all = 0.0f;
@@ -95,6 +100,33 @@ __device__ void choose_experts(const RouteParams& p, int num_splits, const float
     keys[i] = ordered(sum);
   }
   const int k = p.experts_per_token;
+  if constexpr (kPerLane == 1) {
+    // An expert's place is the number of better ones.
+    int place = 0;
+#pragma unroll 4
+    for (int j = 0; j < kWarpSize; ++j) {
+      const uint32_t other = __shfl_sync(0xffffffffu, keys[0], j);
+      place += other > keys[0] || (other == keys[0] && j < lane);
+    }
+    const bool chosen = place < k && keys[0] != 0;
+    const uint32_t best = __ballot_sync(0xffffffffu, place == 0);
+    const float logit = from_ordered(keys[0]);
+    const float max = __shfl_sync(0xffffffffu, logit, __ffs(static_cast<int>(best)) - 1);
+    const bool counts = p.weights == RouteWeights::kSoftmaxOfAll ? keys[0] != 0 : chosen;
+    const float weight = __expf(logit - max);
+    const float total = warp_sum(counts ? weight : 0.0f);
+    if (chosen) {
+      p.routing.expert_of_choice[row * k + place] = lane;
+      p.routing.weight_of_choice[row * k + place] = weight / total;
+    }
+    int expert = 0;  // of choice `lane`
+#pragma unroll 1
+    for (int j = 0; j < k; ++j) {
+      const uint32_t who = __ballot_sync(0xffffffffu, place == j);
+      if (lane == j) expert = __ffs(static_cast<int>(who)) - 1;
+    }
+    return expert;
+  }
   float max = 0.0f;
   float chosen_weight = 0.0f;  // lane j holds choice j
   int chosen_expert = 0;
@@ -136,6 +168,14 @@ __device__ void choose_experts(const RouteParams& p, int num_splits, const float
     p.routing.expert_of_choice[row * k + lane] = chosen_expert;
     p.routing.weight_of_choice[row * k + lane] = chosen_weight / total;
   }
+  return chosen_expert;
+}
+
+__device__ int choose_experts(const RouteParams& p, int num_splits, const float* partial,
+                              const float* bias, int row) {
+  if (p.num_experts <= kWarpSize) return choose_experts<1>(p, num_splits, partial, bias, row);
+  if (p.num_experts <= 4 * kWarpSize) return choose_experts<4>(p, num_splits, partial, bias, row);
+  return choose_experts<kMaxRoutedExperts / kWarpSize>(p, num_splits, partial, bias, row);
 }
 
 // Counts a row as routed; true for the last one of the step, whose caller then sees all rows'.
@@ -150,10 +190,11 @@ __device__ bool arrive_last(uint32_t* arrivals, int num_rows) {
 
 }  // namespace
 
-// Dynamic shared memory: the row and the norm's weights (padded_cols floats each), then
-// (num_splits, num_experts) partial logits; the last block to finish reuses it for the grouping.
+// Dynamic shared memory: the row and the norm's weights (padded_cols floats each), each thread's
+// early 16 bytes of kEarlyRouterBlocks blocks, then (num_splits, num_experts) partial logits; the
+// last block to finish reuses it for the grouping.
 template <RowDelta kDelta>
-__global__ void __launch_bounds__(kMaxRouteThreads, 1)
+__global__ void __launch_bounds__(kMaxRouteThreads, 2)
     add_norm_route_kernel(const __grid_constant__ RouteParams p,
                           const __grid_constant__ RouteConfig config) {
   namespace cg = cooperative_groups;
@@ -161,7 +202,9 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 1)
   __shared__ float bias[kMaxRoutedExperts];
   __shared__ bool last_row;
   float* norm_weight = route_shared + p.layout.padded_cols;
-  float* partial = norm_weight + p.layout.padded_cols;
+  auto* early = reinterpret_cast<uint4*>(norm_weight + p.layout.padded_cols);
+  uint4* sum = early + kEarlyRouterBlocks * blockDim.x;  // the row before it is normalised
+  auto* partial = reinterpret_cast<float*>(sum + p.norm.hidden_size / 8);
   const cg::cluster_group cluster = cg::this_cluster();
   const int row = blockIdx.y;
   const int rank = blockIdx.x;
@@ -169,63 +212,85 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 1)
     route_shared[i] = 0.0f;
   }
   // Weights and the step's inputs were there before the predecessor started.
-  for (int i = threadIdx.x; i < p.norm.hidden_size; i += blockDim.x) {
-    norm_weight[i] = p.norm.weight[i];
+  constexpr int kNormLoads = 2;
+  const int num_weights = p.norm.hidden_size / 4;
+  for (int base = threadIdx.x; base < num_weights; base += kNormLoads * blockDim.x) {
+    float4 values[kNormLoads];
+#pragma unroll
+    for (int j = 0; j < kNormLoads; ++j) {
+      const int i = base + j * blockDim.x;
+      if (i < num_weights) values[j] = reinterpret_cast<const float4*>(p.norm.weight)[i];
+    }
+#pragma unroll
+    for (int j = 0; j < kNormLoads; ++j) {
+      const int i = base + j * blockDim.x;
+      if (i < num_weights) reinterpret_cast<float4*>(norm_weight)[i] = values[j];
+    }
   }
   for (int i = threadIdx.x; i < p.num_experts; i += blockDim.x) {
     bias[i] = p.router_bias == nullptr ? 0.0f : p.router_bias[i];
   }
   const int first_item =
       (rank * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) / kWarpSize;
-  uint4 early[kEarlyBlocks] = {};
   if (first_item < (p.num_experts + kHalfUnit - 1) / kHalfUnit * config.num_splits) {
-    const RouterItem item(p, config, first_item);
-#pragma unroll
-    for (int j = 0; j < kEarlyBlocks; ++j) {
-      if (item.first + j < item.last) early[j] = item.load(item.first + j);
-    }
+    RouterItem(p, config, first_item).load_early(early);
   }
   const int num_rows = *p.norm.num_rows;
-  int lora_slot = -1;
-  int lora_rank = 0;
-  if (p.lora != nullptr && row < num_rows) {
-    lora_slot = p.adapter_of_row[row];
-    if (lora_slot >= 0) lora_rank = p.lora[lora_slot].rank;
-  }
-  wait_for_predecessor();
-  launch_dependents();
   if (row >= num_rows) {
+    wait_for_predecessor();
+    launch_dependents();
     if (num_rows == 0 && row == 0 && rank == 0 && threadIdx.x == 0) {
       *p.routing.num_tiles = 0;
       *p.routing.num_segments = 0;
+      reset_shrinks(p.routing, /*first=*/0, /*num_pairs=*/0, /*stride=*/1);
     }
     return;
   }
-  const float inverse_rms = add_row<kDelta>(p.norm, row, route_shared);
-  cluster_arrive();  // this block has read the residual that the first one replaces
-  if (rank != 0) {
-    normalise_row(p.norm, norm_weight, inverse_rms, route_shared);
-    cluster_wait();
-  } else {
-    cluster_wait();
-    store_row<kDelta>(p.norm, norm_weight, row, inverse_rms, route_shared);
-  }
+  const RowAhead<kDelta> ahead(p.norm, row);
+  const int slot = p.adapter_of_row[row];
+  const int lora_rank = p.lora != nullptr && slot >= 0 ? p.lora[slot].rank : 0;
+  wait_for_predecessor();
+  launch_dependents();
+  const float inverse_rms = add_row<kDelta>(p.norm, row, ahead, route_shared);
+  const auto is_mine = [&](int v) { return v % config.cluster == rank; };
+  normalise_row(p.norm, norm_weight, row, inverse_rms, route_shared, sum, is_mine);
   __syncthreads();
   partial_logits(p, config, first_item, early, route_shared, cluster.map_shared_rank(partial, 0));
   cluster_arrive();
   cluster_wait();
+  // All blocks of the cluster have read the residual.
+  // The first block's first warp has the longest way to go.
+  const int first_thread = rank == 0 && blockDim.x > kWarpSize ? kWarpSize : 0;
+  store_sum<kDelta>(p.norm, row, sum, is_mine, first_thread);
   if (rank != 0) return;
-
-  if (lora_rank > 0) add_lora_logits(p, p.lora[lora_slot], route_shared, bias);
+  if (lora_rank > 0) add_lora_logits(p, p.lora[slot], route_shared, bias);
   if (threadIdx.x < kWarpSize) {
-    choose_experts(p, config.num_splits, partial, bias, row);
-    __syncwarp();
-    if (threadIdx.x == 0) {
-      last_row =
-          !config.groups_apart && (num_rows == 1 || arrive_last(p.routing.arrivals, num_rows));
-      if (last_row && num_rows > 1) *p.routing.arrivals = 0;
+    const int lane = threadIdx.x;
+    int expert = choose_experts(p, config.num_splits, partial, bias, row);
+    int last = num_rows == 1 && !config.groups_apart;
+    if (num_rows > 1 && !config.groups_apart) {
+      __syncwarp();
+      if (lane == 0) {
+        last = arrive_last(p.routing.arrivals, num_rows);
+        if (last) *p.routing.arrivals = 0;
+      }
+      last = __shfl_sync(0xffffffffu, last, 0);
     }
+    const int k = p.experts_per_token;
+    const int num_pairs = num_rows * k;
+    if (last && num_pairs <= kWarpSize) {
+      int its_slot = slot;
+      if (num_rows > 1 && lane < num_pairs) {
+        expert = __ldcg(p.routing.expert_of_choice + lane);
+        its_slot = p.adapter_of_row[lane / k];
+      }
+      group_few_pairs(p, make_key(expert, its_slot, lane), num_pairs,
+                      reinterpret_cast<uint32_t*>(route_shared));
+      last = false;
+    }
+    if (lane == 0) last_row = last;
   }
+  if (num_rows * p.experts_per_token <= kWarpSize) return;
   __syncthreads();
   if (!last_row) return;
   group_pairs(p, num_rows, *reinterpret_cast<GroupShared*>(route_shared));

@@ -50,6 +50,73 @@ __device__ __forceinline__ int slot_of(uint32_t key) {
   return static_cast<int>(key >> 10 & 0xfff) - 1;
 }
 
+// The segments from `first` on, every `stride`-th, have no share of their shrinks done.
+__device__ __forceinline__ void reset_shrinks(const RoutingView& routing, int first, int num_pairs,
+                                              int stride) {
+  for (int i = first; i < num_pairs; i += stride) {
+    routing.gate_up_shrink.done[i] = 0;
+    routing.down_shrink.done[i] = 0;
+  }
+  if (first != 0) return;
+  *routing.gate_up_shrink.taken = 0;
+  *routing.down_shrink.taken = 0;
+}
+
+// The same for at most kWarpSize pairs, by one warp: lane i holds the key of choice i.
+__device__ __forceinline__ void group_few_pairs(const RouteParams& p, uint32_t key, int num_pairs,
+                                                uint32_t* sorted) {
+  const int lane = threadIdx.x % kWarpSize;
+  const bool active = lane < num_pairs;
+  const uint32_t up_to_lane = (2u << lane) - 1;
+  const uint32_t below_lane = up_to_lane >> 1;
+  if (!active) key = ~0u;
+  int position = 0;
+#pragma unroll 4
+  for (int j = 0; j < kWarpSize; ++j) position += __shfl_sync(0xffffffffu, key, j) < key;
+  if (active) sorted[position] = key;
+  if (active) {
+    p.routing.pair_of_choice[lane] = position;
+    p.routing.row_of_pair[position] = lane / p.experts_per_token;
+  }
+  __syncwarp();
+  // From here on lane i stands for position i.
+  key = active ? sorted[lane] : ~0u;
+  const uint32_t before = __shfl_up_sync(0xffffffffu, key, 1);
+  const int expert = expert_of(key);
+  const int slot = slot_of(key);
+  const bool begins_expert = active && (lane == 0 || expert_of(before) != expert);
+  const uint32_t experts = __ballot_sync(0xffffffffu, begins_expert);
+  const int first_of_expert = 31 - __clz(static_cast<int>(experts & up_to_lane));
+  const bool tile = active && (lane - first_of_expert) % kTileRows == 0;
+  const bool run = active && (tile || slot_of(before) != slot);
+  const uint32_t tiles = __ballot_sync(0xffffffffu, tile);
+  const uint32_t runs = __ballot_sync(0xffffffffu, run);
+  const uint32_t segments = __ballot_sync(0xffffffffu, run && slot >= 0);
+  const auto next = [&](uint32_t set) {
+    const uint32_t later = set & ~up_to_lane;
+    return later != 0 ? __ffs(static_cast<int>(later)) - 1 : num_pairs;
+  };
+  const int segment = __popc(segments & below_lane);
+  if (run && slot >= 0) {
+    p.routing.segments[segment] = {
+        .expert = expert, .slot = slot, .begin = lane, .count = next(runs) - lane};
+  }
+  if (tile) {
+    const int end = next(tiles);
+    const uint32_t below_end = end == kWarpSize ? ~0u : (1u << end) - 1;
+    p.routing.tiles[__popc(tiles & below_lane)] = {
+        .expert = expert,
+        .begin = lane,
+        .count = end - lane,
+        .segment_begin = segment,
+        .segment_count = __popc(segments & below_end) - segment};
+  }
+  reset_shrinks(p.routing, lane, num_pairs, kWarpSize);
+  if (lane != 0) return;
+  *p.routing.num_tiles = __popc(tiles);
+  *p.routing.num_segments = __popc(segments);
+}
+
 __device__ inline void group_pairs(const RouteParams& p, int num_rows, GroupShared& s) {
   const int k = p.experts_per_token;
   const int num_pairs = num_rows * k;
@@ -114,6 +181,7 @@ __device__ inline void group_pairs(const RouteParams& p, int num_rows, GroupShar
           .segment_count = s.segments.count_below(end) - segment};
     }
   }
+  reset_shrinks(p.routing, threadIdx.x, num_pairs, blockDim.x);
   if (threadIdx.x == 0) {
     *p.routing.num_tiles = s.tiles.count_below(num_pairs);
     *p.routing.num_segments = s.segments.count_below(num_pairs);

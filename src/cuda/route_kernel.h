@@ -12,6 +12,9 @@ namespace medley::cuda {
 inline constexpr int kMaxRoutedPairs = 1024;
 inline constexpr int kMaxRoutedExperts = 256;
 inline constexpr int kMaxRoutedSlots = 4094;
+inline constexpr int kMaxRouteThreads = 384;
+// Blocks of 32 columns of a warp's router rows that are read before the kernel's wait.
+inline constexpr int kEarlyRouterBlocks = 8;
 
 enum class RouteWeights : uint8_t { kSoftmaxOfChosen, kSoftmaxOfAll };
 

@@ -1,6 +1,6 @@
 #include "cuda/launch.h"
 #include "cuda/primitives.cuh"
-#include "cuda/route_kernel.h"
+#include "cuda/route_group.cuh"
 #include "cuda/route_many.h"
 
 namespace medley::cuda {
@@ -214,6 +214,8 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
     }
     place += __popc(starts);
   }
+  reset_shrinks(p.routing, block * kGroupThreads + threadIdx.x, num_pairs,
+                kGroupBlocks * kGroupThreads);
   if (block == 0 && threadIdx.x == 0) {
     *p.routing.num_tiles = s.first_tile[kMaxRoutedExperts];
     *p.routing.num_segments = all_segments;

@@ -1,5 +1,6 @@
 #include "cuda/routing.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
@@ -10,16 +11,25 @@
 namespace medley::cuda {
 namespace {
 
+// Kernels read this many tiles before they know how many there are.
+constexpr int kMinTiles = 32;
+
+ShrinkQueue carve_queue(Carver& carver, int max_pairs) {
+  return {.taken = carver.take<uint32_t>(1), .done = carver.take<uint32_t>(max_pairs)};
+}
+
 RoutingView carve(Carver& carver, int max_pairs) {
   return {.num_tiles = carver.take<int32_t>(1),
           .num_segments = carver.take<int32_t>(1),
-          .tiles = carver.take<RouteTile>(max_pairs),
+          .tiles = carver.take<RouteTile>(std::max(max_pairs, kMinTiles)),
           .segments = carver.take<RouteSegment>(max_pairs),
           .row_of_pair = carver.take<int32_t>(max_pairs),
           .pair_of_choice = carver.take<int32_t>(max_pairs),
           .weight_of_choice = carver.take<float>(max_pairs),
           .expert_of_choice = carver.take<int32_t>(max_pairs),
-          .arrivals = carver.take<uint32_t>(1)};
+          .arrivals = carver.take<uint32_t>(1),
+          .gate_up_shrink = carve_queue(carver, max_pairs),
+          .down_shrink = carve_queue(carver, max_pairs)};
 }
 
 template <class T>

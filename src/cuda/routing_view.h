@@ -9,19 +9,27 @@ inline constexpr int kTileRows = 16;
 
 // A run of at most kTileRows consecutive pairs of one expert.
 struct RouteTile {
-  int32_t expert = 0;
-  int32_t begin = 0;  // first pair
-  int32_t count = 0;
-  int32_t segment_begin = 0;  // its segments, in order of pairs
-  int32_t segment_count = 0;
+  int32_t expert;
+  int32_t begin;  // first pair
+  int32_t count;
+  int32_t segment_begin;  // its segments, in order of pairs
+  int32_t segment_count;
 };
 
 // The pairs of a tile that have one adapter. Pairs of the base model are in no segment.
 struct RouteSegment {
-  int32_t expert = 0;
-  int32_t slot = 0;
-  int32_t begin = 0;
-  int32_t count = 0;
+  int32_t expert;
+  int32_t slot;
+  int32_t begin;
+  int32_t count;
+};
+
+// The shrinks of one product's adapters, shared out while it runs: blocks take them one by one and
+// say which are done (expert_shrink.cuh). The kernel that routes leaves all of it zero, so that a
+// routing serves each product once.
+struct ShrinkQueue {
+  uint32_t* taken = nullptr;  // (1)
+  uint32_t* done = nullptr;   // (segments) shares of the segment's shrink
 };
 
 // A step's (row, choice) pairs sorted by (expert, adapter slot, row), base rows first within an
@@ -40,6 +48,8 @@ struct RoutingView {
   float* weight_of_choice = nullptr;    // (rows, k)
   int32_t* expert_of_choice = nullptr;  // (rows, k)
   uint32_t* arrivals = nullptr;         // (1) zero between kernels
+  ShrinkQueue gate_up_shrink;
+  ShrinkQueue down_shrink;
 };
 
 }  // namespace medley::cuda

@@ -5,7 +5,7 @@
 namespace medley::cuda {
 namespace {
 
-constexpr int kShrinkWarps[] = {4, 5, 6, 8, 9, 10, 15};
+constexpr int kWarpsOfShrink[] = {4, 5, 6, 8, 9, 10, 15};
 constexpr int kSplits[] = {1, 2, 3, 4, 5, 6, 8};
 constexpr int kRankSteps[] = {1, 2, 4};
 constexpr int kExpandWarps[] = {1, 2, 4, 8};
@@ -83,10 +83,10 @@ std::string SplitExpandConfig::to_string() const {
 std::vector<SplitShrinkConfig> legal_split_shrinks(const SplitLoraProblem& problem,
                                                    const SplitSwitches& switches) {
   std::vector<SplitShrinkConfig> configs;
-  for (const int warps : kShrinkWarps) {
+  for (const int warps : kWarpsOfShrink) {
     for (const int splits : kSplits) {
       if ((switches.split_k == SplitK::kOff) != (splits == 1)) continue;
-      if (warps > kShrinkWarps[0] && warps * splits > num_column_blocks(problem)) continue;
+      if (warps > kWarpsOfShrink[0] && warps * splits > num_column_blocks(problem)) continue;
       for (const int rank_step : kRankSteps) {
         configs.push_back(make_shrink(
             problem, switches, {.num_warps = warps, .num_splits = splits, .rank_step = rank_step}));

@@ -196,7 +196,6 @@ class SplitDown : public MoeDown {
       run_gemm(context_,
                {.role = GemmRole::kDown,
                 .params = base,
-                .x_by_row = false,
                 .max_pairs = max_pairs,
                 .max_tile_rows = cuda_step.launch_rows()},
                stream);

@@ -1,5 +1,6 @@
 #include "moe_lora_cases.h"
 #include "moe_tester.h"
+#include "slow_copy.h"
 
 namespace medley::testing {
 namespace {
@@ -101,6 +102,68 @@ TEST_P(Moe, SlowPredecessorsWithAdapters) {
       .adapter_of_row(cycle(9, {0, -1}))
       .slow_predecessors()
       .compare();
+}
+
+// Shrinks that are shared out while the product runs: whatever part of the grid runs at a time, and
+// however late a share counts as done, nobody waits for a share that nobody works on.
+class ShrinksWhileMultiplying : public Moe {
+ protected:
+  MoeTester layer() const {
+    MoeTester layer = tester();
+    layer.hidden(256).inner(192).experts(8, 2).uniform_rows(24);
+    layer.adapter(0, {}).adapter(1, {.gate_up_rank = 40}).adapter_of_row(cycle(24, {-1, 0, 1}));
+    return layer;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Formats, ShrinksWhileMultiplying,
+                         ::testing::Values(WeightFormat::kFloat, WeightFormat::kMxfp4),
+                         [](const auto& format) {
+                           return format.param == WeightFormat::kFloat ? "BF16" : "Mxfp4";
+                         });
+
+TEST_P(ShrinksWhileMultiplying, GridOfOneBlock) {
+  layer().before_running([](cuda::Context& context) { context.num_sms = 1; }).compare();
+}
+TEST_P(ShrinksWhileMultiplying, GridOfTwiceWhatFits) {
+  layer().before_running([](cuda::Context& context) { context.num_sms *= 2; }).compare();
+}
+TEST_P(ShrinksWhileMultiplying, AnotherKernelHasNearlyAllMultiprocessors) {
+  cuda::CudaStream other;
+  layer()
+      .before_running([&](cuda::Context& context) {
+        launch_hog(context.num_sms - 1, /*milliseconds=*/20, cuda::cuda_stream(other));
+      })
+      .compare();
+}
+TEST_P(ShrinksWhileMultiplying, LateSharesChangeNothing) {
+  Side cuda = Side::cuda();
+  const MoeTester::Outputs prompt = layer().run(cuda);
+  for (const uint32_t delay_ns : {1000u, 20000u, 200000u}) {
+    const MoeTester::Outputs late =
+        layer()
+            .before_running([=](cuda::Context& context) { context.shrink_delay_ns = delay_ns; })
+            .run(cuda);
+    EXPECT_EQ(prompt.h, late.h) << delay_ns;
+    EXPECT_EQ(prompt.y, late.y) << delay_ns;
+  }
+}
+// One row: the stages of a unit are spread over the warps, and a unit's LoRA may come first.
+TEST_P(ShrinksWhileMultiplying, LateSharesOfOneRow) {
+  Side cuda = Side::cuda();
+  const auto one_row = [&] {
+    MoeTester layer = tester();
+    layer.hidden(256).inner(192).experts(8, 2).uniform_rows(1);
+    layer.adapter(0, {.gate_up_rank = 32, .down_rank = 16}).adapter_of_row({0});
+    return layer;
+  };
+  one_row().compare();
+  const MoeTester::Outputs prompt = one_row().run(cuda);
+  const MoeTester::Outputs late =
+      one_row()
+          .before_running([](cuda::Context& context) { context.shrink_delay_ns = 100000; })
+          .run(cuda);
+  EXPECT_EQ(prompt.h, late.h);
+  EXPECT_EQ(prompt.y, late.y);
 }
 
 // Rows of the base model must not notice the adapters beside them.

@@ -221,6 +221,7 @@ MoeTester::Outputs MoeTester::run_layer(Side& side, const Outputs* given) {
   TensorView y = side.empty(DType::kBF16, {rows * k, hidden_});
   const TensorView combined = side.empty(DType::kBF16, {rows, hidden_});
   Outputs out;
+  if (before_running_ && side.is_cuda()) before_running_(cuda_context(side.backend()));
   const TensorView residual = deliver(side, layer.residual, {rows, hidden_});
   route->run({.add_norm = {.residual = residual, .norm = packed_norm.get(), .out = normed},
               .router = packed_router.get(),

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 
+#include "cuda/context.h"
 #include "cuda/split_ops.h"
 #include "side.h"
 
@@ -55,6 +57,11 @@ class MoeTester {
   // Inputs reach the CUDA ops through a kernel that triggers its dependents, sleeps, then writes.
   MoeTester& slow_predecessors() { return slow_ = true, *this; }
 
+  // What to do to the CUDA backend right before the layer runs.
+  MoeTester& before_running(std::function<void(cuda::Context&)> change) {
+    return before_running_ = std::move(change), *this;
+  }
+
   // On CUDA, LoRA as launches of its own.
   MoeTester& split(const cuda::SplitLoraOptions& options) { return split_ = options, *this; }
 
@@ -90,6 +97,7 @@ class MoeTester {
 
   int hidden_ = 64;
   bool slow_ = false;
+  std::function<void(cuda::Context&)> before_running_;
   std::optional<cuda::SplitLoraOptions> split_;
   std::shared_ptr<cuda::SplitWorkspace> workspace_;
   MoeSpec spec_ = {.num_experts = 4, .experts_per_token = 2, .intermediate_size = 32};

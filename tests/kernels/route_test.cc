@@ -84,6 +84,10 @@ class RouteTester {
         features[c.wanted[row][j]] = 3.0f - 0.25f * static_cast<float>(j);
       }
     }
+    delta_ = random_values(rows_ * hidden, 10);
+    for (int row = 0; row < rows_; ++row) {
+      std::fill_n(delta_.begin() + row * hidden, c.num_experts, 0.0f);
+    }
     for (size_t slot = 0; slot < c.router_ranks.size(); ++slot) {
       const int64_t rank = c.router_ranks[slot];
       const auto seed = static_cast<uint32_t>(100 + slot);
@@ -98,6 +102,7 @@ class RouteTester {
     const Routed by_cpu = run(cpu);
     const Routed by_cuda = run(cuda);
     expect_close(by_cpu.normed, by_cuda.normed, "normalised");
+    EXPECT_EQ(by_cpu.residual, by_cuda.residual) << "residual + delta, rounded";
     const auto& want = static_cast<const cpu::CpuRouting&>(*by_cpu.routing);
     const auto& routing = static_cast<const cuda::CudaRouting&>(*by_cuda.routing);
     const size_t pairs = static_cast<size_t>(rows_) * case_.experts_per_token;
@@ -135,7 +140,7 @@ class RouteTester {
 
   struct Routed {
     std::unique_ptr<Routing> routing;
-    std::vector<float> normed;
+    std::vector<float> normed, residual;
   };
 
   // Tiles and segments follow from the sorted pairs: cut each expert's into runs of 16 (8, where
@@ -200,8 +205,10 @@ class RouteTester {
     const auto norm = backend.pack_vector(vector_view(norm_)).value();
     const LoraSite site = {LoraModule::kRouter, 0};
     const auto op = backend
-                        .plan(AddNormRouteDesc{
-                            .add_norm = {.hidden_size = case_.hidden}, .moe = moe_, .lora = site})
+                        .plan(AddNormRouteDesc{.add_norm = {.hidden_size = case_.hidden,
+                                                            .delta = AddNormDesc::Delta::kDense},
+                                               .moe = moe_,
+                                               .lora = site})
                         .value();
     const auto adapters = upload_adapters(side, site);
     const std::vector<int32_t> zeros(rows_, 0);
@@ -217,12 +224,14 @@ class RouteTester {
                   .sampler_slots = zero},
                  side.stream());
     const TensorView residual = side.upload(residual_, DType::kBF16, {rows_, hidden});
+    const TensorView delta = side.upload(delta_, DType::kBF16, {rows_, hidden});
     const TensorView normed = side.empty(DType::kBF16, {rows_, hidden});
-    op->run({.add_norm = {.residual = residual, .norm = norm.get(), .out = normed},
+    op->run({.add_norm = {.residual = residual, .delta = delta, .norm = norm.get(), .out = normed},
              .router = router.get(),
              .routing = out.routing.get()},
             *step, side.stream());
     out.normed = side.download(normed);
+    out.residual = side.download(residual);
     return out;
   }
 
@@ -266,7 +275,7 @@ class RouteTester {
   RouteCase case_;
   int rows_;
   MoeSpec moe_;
-  std::vector<float> router_, bias_, norm_, residual_;
+  std::vector<float> router_, bias_, norm_, residual_, delta_;
   std::vector<std::vector<float>> lora_a_, lora_b_;
 };
 

@@ -10,4 +10,7 @@ namespace medley::testing {
 // copies.
 void launch_slow_copy(void* target, const void* source, size_t num_bytes, cudaStream_t stream);
 
+// Keeps `num_sms` multiprocessors to itself for some milliseconds, from now on.
+void launch_hog(int num_sms, int milliseconds, cudaStream_t stream);
+
 }  // namespace medley::testing

@@ -1,0 +1,204 @@
+#pragma once
+
+#include "cuda/expert_gemm_kernel.h"
+#include "cuda/primitives.cuh"
+
+// LoRA's first half inside expert_gemm: s[pair] = scale * (A x), rounded to bfloat16.
+//
+// A few warps of each block take shares of the segments' shrinks from a queue, work them off
+// without waiting for anything, and count them as done, while the block's other warps multiply.
+// Whoever needs a segment's s polls that count. A share that is not done is thus in the hands of
+// warps that run and never wait, however few of the grid's blocks run at a time.
+
+namespace medley::cuda {
+
+inline constexpr int kHalfTile = kTileRows / 2;
+inline constexpr int kShrinkThreads = kShrinkWarps * kWarpSize;
+// Shared memory of a warp: its sums of a unit of 16 ranks, for half of a tile's rows.
+inline constexpr int kShrinkSumFloats = kUnitRows * kHalfTile;
+
+template <int kHalves>
+struct ShrinkSum {
+  float value[kHalves][4] = {};
+};
+
+__device__ __forceinline__ int shrink_thread() { return threadIdx.x % kShrinkThreads; }
+__device__ __forceinline__ void shrink_barrier() { named_barrier(/*id=*/2, kShrinkThreads); }
+
+// Adds this warp's blocks of 32 columns of one unit; `a` and `x` are this lane's first bytes.
+template <int kUnroll, int kHalves>
+__device__ __forceinline__ void add_shrink_blocks(ShrinkSum<kHalves>& sum, const uint8_t* a,
+                                                  const __nv_bfloat16* const (&x)[kHalves],
+                                                  int in_size) {
+  const int num_blocks = (in_size + 31) / 32;
+  constexpr int step = kShrinkWarps;
+  const int lane_column = threadIdx.x % 4 * 8;
+  for (int base = shrink_thread() / kWarpSize; base < num_blocks; base += kUnroll * step) {
+    uint4 low[kUnroll], high[kUnroll], v[kUnroll][kHalves];
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      const int block = base + j * step;
+      low[j] = high[j] = uint4{};
+      if (block < num_blocks) {
+        low[j] = __ldg(reinterpret_cast<const uint4*>(a + block * 1024));
+        high[j] = __ldg(reinterpret_cast<const uint4*>(a + block * 1024 + 512));
+      }
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        v[j][h] = uint4{};
+        if (block * 32 + lane_column < in_size) {
+          v[j][h] = __ldcg(reinterpret_cast<const uint4*>(x[h] + block * 32));
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        float(&to)[4] = sum.value[h];
+        mma_16x8x16(to, {low[j].x, high[j].x, low[j].y, high[j].y}, v[j][h].x, v[j][h].y, to);
+        mma_16x8x16(to, {low[j].z, high[j].z, low[j].w, high[j].w}, v[j][h].z, v[j][h].w, to);
+      }
+    }
+  }
+}
+
+// The units of 16 ranks first_unit, first_unit + kShrinkShares, ... of one segment.
+struct ShrinkShare {
+  const uint8_t* a;  // of the segment's expert
+  const float* scale;
+  int begin;  // pairs
+  int count;
+  int num_units;
+  int first_unit;
+  int segment_idx;
+
+  __device__ void load(const ExpertGemmParams& p, uint32_t taken) {
+    segment_idx = static_cast<int>(taken) / kShrinkShares;
+    first_unit = static_cast<int>(taken) % kShrinkShares;
+    const int4 found = __ldcg(reinterpret_cast<const int4*>(p.routing.segments + segment_idx));
+    const auto& [expert, slot, first_pair, num_pairs] = found;
+    const LoraEntry& entry = p.lora[slot];
+    a = entry.a + expert * entry.a_expert_bytes;
+    scale = entry.scale;
+    begin = first_pair;
+    count = num_pairs;
+    num_units = entry.num_a * entry.rank / kUnitRows;
+  }
+};
+
+// One unit: the warps' sums meet in `sums` and are added in the order of the warps.
+template <int kHalves>
+__device__ __forceinline__ void shrink_unit(const ExpertGemmParams& p, const ShrinkShare& share,
+                                            const __nv_bfloat16* const (&x)[kHalves], int unit,
+                                            float* sums) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = shrink_thread() / kWarpSize;
+  const int unit_bytes = (p.in_size + 31) / 32 * 1024;
+  const uint8_t* a = share.a + static_cast<int64_t>(unit) * unit_bytes + lane * 16;
+  ShrinkSum<kHalves> sum;
+  add_shrink_blocks<kHalves == 1 ? 6 : 3>(sum, a, x, p.in_size);
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+    const int columns = min(share.count - h * kHalfTile, kHalfTile);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int rank = lane / 4 + i / 2 * 8;
+      const int column = lane % 4 * 2 + i % 2;
+      sums[warp * kShrinkSumFloats + column * kUnitRows + rank] = sum.value[h][i];
+    }
+    shrink_barrier();
+    for (int i = shrink_thread(); i < columns * kUnitRows; i += kShrinkThreads) {
+      const int rank = unit * kUnitRows + i % kUnitRows;
+      float total = 0.0f;
+      for (int w = 0; w < kShrinkWarps; ++w) total += sums[w * kShrinkSumFloats + i];
+      const int64_t pair = share.begin + h * kHalfTile + i / kUnitRows;
+      p.s[pair * p.s_stride + rank] = __float2bfloat16_rn(total * share.scale[rank]);
+    }
+    shrink_barrier();
+  }
+}
+
+template <GemmRole kRole, int kHalves>
+__device__ __forceinline__ void run_share(const ExpertGemmParams& p, const ShrinkShare& share,
+                                          float* sums) {
+  const int lane = threadIdx.x % kWarpSize;
+  const __nv_bfloat16* x[kHalves];
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+    const int pair = share.begin + min(h * kHalfTile + lane / 4, share.count - 1);
+    const int64_t row = kRole == GemmRole::kDown ? pair : __ldcg(p.routing.row_of_pair + pair);
+    x[h] = p.x + row * p.in_size + lane % 4 * 8;
+  }
+  for (int unit = share.first_unit; unit < share.num_units; unit += kShrinkShares) {
+    shrink_unit<kHalves>(p, share, x, unit, sums);
+  }
+}
+
+__device__ __forceinline__ uint32_t take_share(const ShrinkQueue& queue) {
+  return atomicAdd(queue.taken, 1u);
+}
+
+// All that the shrink warps do.
+template <GemmRole kRole>
+__device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p) {
+  __shared__ float sums[kShrinkWarps * kShrinkSumFloats];
+  __shared__ uint32_t taken;
+  const ShrinkQueue& queue =
+      kRole == GemmRole::kDown ? p.routing.down_shrink : p.routing.gate_up_shrink;
+  if (!p.routed_before_predecessor) wait_for_predecessor();
+  const uint32_t num_shares = __ldcg(p.routing.num_segments) * kShrinkShares;
+  if (shrink_thread() == 0) {
+    taken = take_share(queue);
+    // Each block takes one share too many: a queue with more was not reset by a router.
+    if (taken >= num_shares + gridDim.x) __trap();
+  }
+  shrink_barrier();
+  uint32_t mine = taken;
+  ShrinkShare share;
+  if (mine < num_shares) share.load(p, mine);
+  if (p.routed_before_predecessor) wait_for_predecessor();
+  launch_dependents();
+  while (mine < num_shares) {
+    uint32_t next = 0;
+    if (shrink_thread() == 0) next = take_share(queue);
+    if (share.count > kHalfTile) {
+      run_share<kRole, 2>(p, share, sums);
+    } else {
+      run_share<kRole, 1>(p, share, sums);
+    }
+    shrink_barrier();
+    if (shrink_thread() == 0) {
+      taken = next;
+      if (p.shrink_delay_ns != 0) __nanosleep(p.shrink_delay_ns * (mine % 3));
+      __threadfence();
+      atomicAdd(queue.done + share.segment_idx, 1u);
+    }
+    shrink_barrier();
+    mine = taken;
+    if (mine < num_shares) share.load(p, mine);
+  }
+}
+
+// Returns once s is there, for the calling warp to read, of `count` (at most kWarpSize) segments.
+// `seen` (shared memory) is set for the warps that ask later.
+__device__ __forceinline__ void wait_for_shrinks(const uint32_t* done, int count,
+                                                 volatile int32_t* seen) {
+  const int lane = threadIdx.x % kWarpSize;
+  if (*seen == 0) {
+    uint32_t shares = lane < count ? 0 : kShrinkShares;
+    for (uint32_t polls = 0; shares < kShrinkShares; ++polls) {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                   : "=r"(shares)
+                   : "l"(done + lane)
+                   : "memory");
+      // Seconds: nobody is working on it.
+      if (polls > (1u << 23)) __trap();
+    }
+    __syncwarp();
+    if (lane == 0) *seen = 1;
+  }
+  __threadfence_block();
+}
+
+}  // namespace medley::cuda
