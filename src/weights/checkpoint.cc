@@ -1,29 +1,20 @@
 #include "weights/checkpoint.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <sstream>
-#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/loading_threads.h"
-#include "base/thread_pool.h"
 #include "spec/json_parse.h"
-#include "weights/file_memory.h"
+#include "weights/whole_file.h"
 
 namespace medley {
 namespace {
@@ -33,165 +24,6 @@ using nlohmann::json;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // as the safetensors library
 constexpr uint64_t kMaxElements = uint64_t{1} << 48;
 constexpr uintmax_t kMaxIndexBytes = 100'000'000;
-constexpr size_t kReadChunkBytes = size_t{8} << 20;
-
-enum class Access : uint8_t { kMap, kCopy };
-
-// Hands on what has been read so far, in order, while other threads read more.
-class Follower {
- public:
-  Follower(std::span<const std::byte> file, const Checkpoint::OnBytes& on_bytes)
-      : file_(file), on_bytes_(on_bytes), is_read_(num_chunks()) {
-    if (on_bytes_) thread_ = std::thread([this] { run(); });
-  }
-  ~Follower() { finish(); }
-  Follower(const Follower&) = delete;
-  Follower& operator=(const Follower&) = delete;
-
-  size_t num_chunks() const { return (file_.size() + kReadChunkBytes - 1) / kReadChunkBytes; }
-  std::span<const std::byte> chunk(size_t i) const {
-    const size_t begin = i * kReadChunkBytes;
-    return file_.subspan(begin, std::min(kReadChunkBytes, file_.size() - begin));
-  }
-  // The chunk is there. Any thread.
-  void add(size_t i) {
-    {
-      const std::lock_guard lock(mutex_);
-      is_read_[i] = true;
-    }
-    more_.notify_one();
-  }
-  // Nothing comes any more; returns when what came has been handed on.
-  void finish() {
-    if (!thread_.joinable()) return;
-    {
-      const std::lock_guard lock(mutex_);
-      is_finished_ = true;
-    }
-    more_.notify_one();
-    thread_.join();
-  }
-
- private:
-  void run() {
-    for (size_t next = 0; next < num_chunks();) {
-      size_t end = next;
-      {
-        std::unique_lock lock(mutex_);
-        more_.wait(lock, [&] { return is_finished_ || is_read_[next]; });
-        while (end < num_chunks() && is_read_[end]) ++end;
-      }
-      if (end == next) return;
-      const std::byte* begin = chunk(next).data();
-      on_bytes_({begin, chunk(end - 1).data() + chunk(end - 1).size()});
-      next = end;
-    }
-  }
-
-  const std::span<const std::byte> file_;
-  const Checkpoint::OnBytes& on_bytes_;
-  std::mutex mutex_;
-  std::condition_variable more_;
-  std::vector<bool> is_read_;
-  bool is_finished_ = false;
-  std::thread thread_;
-};
-
-// A whole file in memory, read-only: mapped, or copied to memory of its own.
-class MappedFile {
- public:
-  static Result<MappedFile> open(const std::string& path, Access access,
-                                 const Checkpoint::OnBytes& on_bytes) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-      const std::string message = fmt::format("{}: {}", path, std::strerror(errno));
-      return errno == ENOENT ? not_found(message) : invalid_argument(message);
-    }
-    struct stat info{};
-    MappedFile file;
-    std::string problem;
-    if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-      problem = "not a regular file";
-    } else if (info.st_size > 0) {
-      problem = access == Access::kCopy ? file.copy(fd, info.st_size, on_bytes)
-                                        : file.map(fd, info.st_size);
-    }
-    ::close(fd);
-    if (!problem.empty()) return invalid_argument(fmt::format("{}: {}", path, problem));
-    return file;
-  }
-
-  MappedFile(MappedFile&& other) noexcept
-      : mapped_(std::exchange(other.mapped_, nullptr)),
-        copy_(std::move(other.copy_)),
-        size_(std::exchange(other.size_, 0)) {}
-  MappedFile& operator=(MappedFile&& other) noexcept {
-    std::swap(mapped_, other.mapped_);
-    std::swap(copy_, other.copy_);
-    std::swap(size_, other.size_);
-    return *this;
-  }
-  ~MappedFile() {
-    if (mapped_ != nullptr) ::munmap(mapped_, size_);
-  }
-
-  const std::byte* data() const {
-    return mapped_ != nullptr ? static_cast<const std::byte*>(mapped_) : copy_.data();
-  }
-  size_t size() const { return size_; }
-
- private:
-  MappedFile() = default;
-
-  // Returns what went wrong, or nothing.
-  std::string map(int fd, size_t size) {
-    void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (memory == MAP_FAILED) return fmt::format("can't be mapped: {}", std::strerror(errno));
-    mapped_ = memory;
-    size_ = size;
-    return "";
-  }
-
-  // Several threads: a page cache gives one thread a fraction of what memory can do.
-  std::string copy(int fd, size_t size, const Checkpoint::OnBytes& on_bytes) {
-    copy_ = FileMemory::allocate(size);
-    if (copy_.data() == nullptr) return fmt::format("no memory for its {} bytes", size);
-    size_ = size;
-    Follower follower({copy_.data(), size}, on_bytes);
-    std::mutex mutex;
-    std::string problem;
-    const auto num_chunks = static_cast<int64_t>(follower.num_chunks());
-    // Who follows has threads of its own.
-    const int num_threads =
-        on_bytes ? std::max(1, num_loading_threads() / 2) : num_loading_threads();
-    ThreadPool(static_cast<int>(std::min<int64_t>(num_chunks, num_threads)))
-        .parallel_for(num_chunks, [&](int64_t chunk) {
-          const size_t begin = follower.chunk(chunk).data() - copy_.data();
-          std::string found = read_range(fd, begin, begin + follower.chunk(chunk).size());
-          if (found.empty()) return follower.add(chunk);
-          const std::lock_guard lock(mutex);
-          problem = std::move(found);
-        });
-    follower.finish();
-    return problem;
-  }
-
-  std::string read_range(int fd, size_t begin, size_t end) {
-    while (begin < end) {
-      const ssize_t count =
-          ::pread(fd, copy_.data() + begin, end - begin, static_cast<off_t>(begin));
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) return fmt::format("can't be read: {}", std::strerror(errno));
-      if (count == 0) return "became shorter while it was read";
-      begin += static_cast<size_t>(count);
-    }
-    return "";
-  }
-
-  void* mapped_ = nullptr;
-  FileMemory copy_;
-  size_t size_ = 0;
-};
 
 struct Entry {
   std::string name;
@@ -254,7 +86,7 @@ Result<Entry> read_entry(const std::string& path, const std::string& name, const
 }
 
 // Entries in the order of their data, which they must fill without holes or overlap.
-Result<std::vector<Entry>> read_header(const std::string& path, const MappedFile& file) {
+Result<std::vector<Entry>> read_header(const std::string& path, const WholeFile& file) {
   const auto bad = [&](const std::string& problem) {
     return invalid_argument(fmt::format("{}: not a safetensors file: {}", path, problem));
   };
@@ -320,15 +152,13 @@ Result<std::string> read_text(const std::string& path) {
 }  // namespace
 
 struct Checkpoint::State {
-  std::vector<MappedFile> files;
+  std::vector<WholeFile> files;
   std::vector<HostTensor> copies;  // of tensors whose data is not aligned in the file
   TensorMap tensors;
   size_t num_bytes = 0;
 
   // Returns the names it added.
-  Result<std::set<std::string>> add_file(const std::string& path, Access access,
-                                         const OnBytes& on_bytes = {}) {
-    MEDLEY_TRY_ASSIGN(MappedFile file, MappedFile::open(path, access, on_bytes));
+  Result<std::set<std::string>> add_file(const std::string& path, WholeFile file) {
     MEDLEY_TRY_ASSIGN(const std::vector<Entry> entries, read_header(path, file));
     const uint64_t data_bytes = entries.empty() ? 0 : entries.back().end;
     const std::byte* data = file.data() + (file.size() - data_bytes);
@@ -363,13 +193,15 @@ Checkpoint::~Checkpoint() = default;
 
 Result<Checkpoint> Checkpoint::open_file(const std::string& path) {
   auto state = std::make_unique<State>();
-  MEDLEY_TRY(state->add_file(path, Access::kMap));
+  MEDLEY_TRY_ASSIGN(WholeFile file, WholeFile::map(path));
+  MEDLEY_TRY(state->add_file(path, std::move(file)));
   return Checkpoint(std::move(state));
 }
 
 Result<Checkpoint> Checkpoint::read_file(const std::string& path, const OnBytes& on_bytes) {
   auto state = std::make_unique<State>();
-  MEDLEY_TRY(state->add_file(path, Access::kCopy, on_bytes));
+  MEDLEY_TRY_ASSIGN(WholeFile file, WholeFile::copy(path, on_bytes));
+  MEDLEY_TRY(state->add_file(path, std::move(file)));
   return Checkpoint(std::move(state));
 }
 
@@ -398,8 +230,9 @@ Result<Checkpoint> Checkpoint::open_folder(const std::string& folder) {
   }
   auto state = std::make_unique<State>();
   for (const auto& [file, tensors] : tensors_of_file) {
-    MEDLEY_TRY_ASSIGN(const std::set<std::string> found,
-                      state->add_file(folder + "/" + file, Access::kMap));
+    const std::string path = fmt::format("{}/{}", folder, file);
+    MEDLEY_TRY_ASSIGN(WholeFile shard, WholeFile::map(path));
+    MEDLEY_TRY_ASSIGN(const std::set<std::string> found, state->add_file(path, std::move(shard)));
     for (const std::string& tensor : tensors) {
       if (found.contains(tensor)) continue;
       return invalid_argument(fmt::format("{}: tensor '{}' is not in {}", index_path, tensor, file),
@@ -425,7 +258,7 @@ const TensorMap& Checkpoint::tensors() const { return state_->tensors; }
 size_t Checkpoint::num_bytes() const { return state_->num_bytes; }
 
 std::span<const std::byte> Checkpoint::file_bytes() const {
-  const MappedFile& file = state_->files.at(0);
+  const WholeFile& file = state_->files.at(0);
   return {file.data(), file.size()};
 }
 
