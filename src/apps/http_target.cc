@@ -63,14 +63,25 @@ Result<void> HttpTarget::make_cold(ColdTier tier) {
                             "--cold-folder");
   }
   clients_.clear();
-  HttpClient client(desc_.address);
-  // Unknown the first time.
-  static_cast<void>(
-      client.post("/v1/unload_lora_adapter", nlohmann::json{{"lora_name", cold_adapter()}}.dump()));
-  return client.post("/v1/load_lora_adapter", nlohmann::json{{"lora_name", cold_adapter()},
-                                                             {"lora_path", desc_.cold_folder},
-                                                             {"preload", false}}
-                                                  .dump());
+  static_cast<void>(unload_cold());  // unknown the first time, unless a run was cut short
+  MEDLEY_TRY(HttpClient(desc_.address)
+                 .post("/v1/load_lora_adapter", nlohmann::json{{"lora_name", cold_adapter()},
+                                                               {"lora_path", desc_.cold_folder},
+                                                               {"preload", false}}
+                                                    .dump()));
+  cold_is_loaded_ = true;
+  return {};
+}
+
+Result<void> HttpTarget::unload_cold() {
+  cold_is_loaded_ = false;
+  return HttpClient(desc_.address)
+      .post("/v1/unload_lora_adapter", nlohmann::json{{"lora_name", cold_adapter()}}.dump());
+}
+
+HttpTarget::~HttpTarget() {
+  clients_.clear();
+  if (cold_is_loaded_) static_cast<void>(unload_cold());
 }
 
 }  // namespace medley::apps

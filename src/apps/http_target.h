@@ -27,6 +27,8 @@ class HttpTarget final : public BenchTarget {
     std::string cold_folder;  // empty: no cold adapter
   };
   explicit HttpTarget(Desc desc) : desc_(std::move(desc)) {}
+  // Waits for the requests and unloads the cold adapter.
+  ~HttpTarget() override;
 
   Result<int> send(BenchRequest request) override;
   void stop(int) override {}
@@ -36,8 +38,11 @@ class HttpTarget final : public BenchTarget {
   std::optional<int64_t> usable_ns() override { return std::nullopt; }
 
  private:
+  Result<void> unload_cold();
+
   const Desc desc_;
   BenchRecords records_;
+  bool cold_is_loaded_ = false;
   std::vector<std::jthread> clients_;  // of requests that may still run
 };
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 
+import httpx
 import pytest
 
 from conftest import ADAPTERS, BINARY, MODEL, adapter_names
@@ -96,6 +97,7 @@ def test_serve_cold_adapter(server, tmp_path):
     (cold / "adapter_config.json").write_text(json.dumps(config | {"revision": "cold"}))
     run(*arguments, "--cold-adapter", "disk", "--cold-folder", cold, "--json", out)
     check_cold(out, "disk", repeats=2)
+    assert "bench-cold" not in httpx.get(server.url + "/v1/models").text, "left behind"
     assert "--cold-folder" in run(*arguments, "--cold-adapter", "disk", code=1).stderr
     assert "host memory only" in run(*arguments, "--cold-adapter", "host", "--cold-folder", cold, code=1).stderr
 
