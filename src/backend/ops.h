@@ -136,7 +136,7 @@ struct MoeGateUpDesc {
   LoraSite lora;
 };
 struct MoeGateUpArgs {
-  ConstTensorView x;  // (max_rows, H)
+  ConstTensorView x;                 // (max_rows, H)
   const Routing* routing = nullptr;  // serves one run of gate_up and one of down
   const PackedWeight* weight = nullptr;
   TensorView out;  // (max_rows * k, I), in the order of `routing`

@@ -12,7 +12,7 @@ namespace medley::cuda {
 struct Context {
   int num_sms = 0;               // blocks of expert_gemm
   uint32_t shrink_delay_ns = 0;  // for tests (expert_gemm_kernel.h)
-  size_t shared_limit = 0;  // dynamic shared memory of a block of expert_gemm
+  size_t shared_limit = 0;       // dynamic shared memory of a block of expert_gemm
   LoraTable lora;
   DeviceBuffer shrink_out;          // (pairs, kShrinkStride) bfloat16
   DeviceBuffer mlp_inner;           // (max_rows, I) bfloat16: between dense_mlp's two products

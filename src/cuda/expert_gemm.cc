@@ -38,7 +38,8 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   for (const int warps : kWarpCounts) {
     int64_t split_bytes = 0;
     if (problem.max_tile_rows <= kSplitRows) {
-      const int64_t unit_bytes = problem.layout.num_stages * kSplitSumFloats * sizeof(float);
+      const int64_t unit_bytes =
+          int64_t{sizeof(float)} * kSplitSumFloats * problem.layout.num_stages;
       config.split_units =
           static_cast<int>(std::clamp<int64_t>(kSplitBytes / unit_bytes, 1, kMaxSplitUnits));
       split_bytes = config.split_units * unit_bytes;
