@@ -30,7 +30,7 @@ void micro_kernel(const T* panel, int64_t width, int64_t cols, const float* cons
   for (int r = 0; r < kRows; ++r) {
     xr[r] = x[r];
 #pragma GCC unroll 8
-    for (int64_t j = 0; j < 2 * kPanels; ++j) {
+    for (int64_t j = 0; j < int64_t{2} * kPanels; ++j) {
       acc[r][j] = accumulate ? _mm256_loadu_ps(out[r] + 8 * j) : _mm256_setzero_ps();
     }
   }
@@ -52,7 +52,7 @@ void micro_kernel(const T* panel, int64_t width, int64_t cols, const float* cons
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int64_t j = 0; j < 2 * kPanels; ++j) _mm256_storeu_ps(out[r] + 8 * j, acc[r][j]);
+    for (int64_t j = 0; j < int64_t{2} * kPanels; ++j) _mm256_storeu_ps(out[r] + 8 * j, acc[r][j]);
   }
 }
 
