@@ -39,7 +39,7 @@ struct ExpertGemmParams {
   const LoraEntry* lora = nullptr;  // (slots)
   __nv_bfloat16* s = nullptr;       // (pairs, s_stride): memory for scale * A x
   int s_stride = 0;
-  uint32_t shrink_delay_ns = 0;  // for tests: up to this long before a share counts as done
+  uint32_t shrink_delay_ns = 0;  // for tests: up to twice as long before a share counts as done
   bool routed_before_predecessor = false;  // the routing is complete once this kernel starts
 };
 
@@ -67,7 +67,7 @@ struct ExpertGemmConfig {
   std::string to_string() const;
 };
 
-// Launches `num_blocks` blocks; each takes an equal contiguous share of all units.
+// Launches `num_blocks` blocks; each takes a contiguous share of all units, equal by cost.
 void launch_expert_gemm(GemmRole role, bool lora, const ExpertGemmConfig& config,
                         const ExpertGemmParams& params, int num_blocks, cudaStream_t stream);
 
