@@ -103,7 +103,8 @@ __device__ __forceinline__ int unit_cost(const RouteTile& tile) {
   return (tile.count > kHalfRows ? 36 : 24) + (kLora ? tile.segment_count : 0);
 }
 
-// The block's share [first, last) of all units, equal by cost. Called by a whole warp; `mine`: tile `lane`.
+// The block's share [first, last) of all units, equal by cost. Called by a whole warp; `mine`: tile
+// `lane`.
 template <bool kLora>
 __device__ __forceinline__ int2 share_of_block(const ExpertGemmParams& p, int num_tiles,
                                                const RouteTile& mine) {

@@ -13,8 +13,9 @@ struct ExpertGemmProblem {
   size_t shared_limit = 0;  // bytes of dynamic shared memory that a block may have
 };
 
-// Pure host arithmetic: the most warps (16 at most, those that shrink among them) that still get two
-// slots each, then the most slots. kUnsupported where a tile's activations leave no room for that.
+// Pure host arithmetic: the most warps (16 at most, those that shrink among them) that still get
+// two slots each, then the most slots. kUnsupported where a tile's activations leave no room for
+// that.
 Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem);
 
 }  // namespace medley::cuda
