@@ -9,12 +9,12 @@ namespace {
 
 constexpr int kMaxSlots = 8;
 constexpr int kMinSlots = 2;
-constexpr int kSplitSlots = 4;  // more take longer to be asked for than they save
+constexpr int kSpreadSlots = 4;  // more take longer to be asked for than they save
 constexpr int kWarpCounts[] = {16, 12, 8, 4};
 constexpr int kMaxThreads = 512;
 // Units whose stages are summed apart at a time, and the bytes of their sums.
-constexpr int kMaxSplitUnits = 24;
-constexpr int64_t kSplitBytes = 32768;
+constexpr int kMaxSpreadUnits = 24;
+constexpr int64_t kSpreadBytes = 32768;
 
 }  // namespace
 
@@ -36,26 +36,26 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   config.half_rows = std::min(problem.max_tile_rows, kTileRows / 2);
   config.x_bytes = 2 * config.half_rows * config.row_stride;
   for (const int warps : kWarpCounts) {
-    int64_t split_bytes = 0;
-    if (problem.max_tile_rows <= kSplitRows) {
+    int64_t spread_bytes = 0;
+    if (problem.max_tile_rows <= kSpreadRows) {
       const int64_t unit_bytes =
-          int64_t{sizeof(float)} * kSplitSumFloats * problem.layout.num_stages;
-      config.split_units =
-          static_cast<int>(std::clamp<int64_t>(kSplitBytes / unit_bytes, 1, kMaxSplitUnits));
-      split_bytes = config.split_units * unit_bytes;
+          int64_t{sizeof(float)} * kSpreadSumFloats * problem.layout.num_stages;
+      config.spread_units =
+          static_cast<int>(std::clamp<int64_t>(kSpreadBytes / unit_bytes, 1, kMaxSpreadUnits));
+      spread_bytes = config.spread_units * unit_bytes;
     }
     const int64_t ring_bytes =
-        static_cast<int64_t>(problem.shared_limit) - config.x_bytes - split_bytes;
+        static_cast<int64_t>(problem.shared_limit) - config.x_bytes - spread_bytes;
     const int threads = 32 * (warps + (problem.lora ? kShrinkWarps : 0));
     if (threads > kMaxThreads) continue;
     const int64_t slots = ring_bytes / (static_cast<int64_t>(warps) * config.slot_bytes);
     if (slots < kMinSlots) continue;
     config.num_warps = warps;
     config.num_slots =
-        static_cast<int>(std::min<int64_t>(slots, split_bytes > 0 ? kSplitSlots : kMaxSlots));
+        static_cast<int>(std::min<int64_t>(slots, spread_bytes > 0 ? kSpreadSlots : kMaxSlots));
     config.shared_bytes =
         static_cast<size_t>(config.num_warps) * config.num_slots * config.slot_bytes +
-        static_cast<size_t>(config.x_bytes + split_bytes);
+        static_cast<size_t>(config.x_bytes + spread_bytes);
     return config;
   }
   return unsupported(fmt::format(

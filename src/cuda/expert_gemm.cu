@@ -1,7 +1,7 @@
 #include <type_traits>
 
 #include "cuda/expert_gemm.cuh"
-#include "cuda/expert_gemm_split.cuh"
+#include "cuda/expert_gemm_spread.cuh"
 #include "cuda/expert_gemm_stream.cuh"
 #include "cuda/expert_lora.cuh"
 #include "cuda/launch.h"
@@ -164,7 +164,7 @@ __device__ __forceinline__ void form_group(const ExpertGemmParams& p, const Rout
 
 }  // namespace
 
-template <StreamFormat kFormat, GemmRole kRole, bool kLora, bool kSplit>
+template <StreamFormat kFormat, GemmRole kRole, bool kLora, bool kSpread>
 __global__ void __maxnreg__(kMaxRegisters)
     expert_gemm_kernel(const __grid_constant__ ExpertGemmParams p,
                        const __grid_constant__ ExpertGemmConfig config) {
@@ -226,7 +226,7 @@ __global__ void __maxnreg__(kMaxRegisters)
                .barriers = shared_address(barriers + warp * config.num_slots),
                .slot_bytes = config.slot_bytes,
                .num_slots = config.num_slots};
-  using AnyProducer = std::conditional_t<kSplit, SplitProducer, Producer>;
+  using AnyProducer = std::conditional_t<kSpread, SpreadProducer, Producer>;
   AnyProducer producer(p, table, {first, last}, warp, config.num_warps);
   for (int i = 0; i < config.num_slots; ++i) {
     producer.issue(ring.slots + i * ring.slot_bytes, ring.barriers + i * 8);
@@ -242,8 +242,8 @@ __global__ void __maxnreg__(kMaxRegisters)
     const int at = i / padding * config.row_stride + (p.in_size + i % padding) * 2;
     *reinterpret_cast<uint16_t*>(x + at) = 0;
   }
-  SplitStages stages(p.layout, first, warp);  // kSplit: this warp's
-  const SplitSums split_sums = {reinterpret_cast<float*>(x + config.x_bytes)};
+  SpreadStages stages(p.layout, first, warp);  // kSpread: this warp's
+  const SpreadSums spread_sums = {reinterpret_cast<float*>(x + config.x_bytes)};
   int unit = first + warp;
   bool formed = true;  // the group and its first pieces
   for (int begin = first; begin < last;) {
@@ -267,8 +267,8 @@ __global__ void __maxnreg__(kMaxRegisters)
     // The last warp has the fewest units.
     if (kLora && warp == config.num_warps - 1) list_rank_blocks(p, group, loras);
     int end = min(last, next_tile + (group.num_tiles - 1) * p.layout.num_units);
-    if constexpr (kSplit) {
-      end = min(end, begin + config.split_units);
+    if constexpr (kSpread) {
+      end = min(end, begin + config.spread_units);
       const int num_stages = p.layout.num_stages;
       const int stage_x_bytes = p.layout.stage_blocks * block_cols(kFormat) * 2;
       const uint32_t lane_x = shared_address(x) +
@@ -281,7 +281,7 @@ __global__ void __maxnreg__(kMaxRegisters)
             sum, ring.wait(),
             lane_x + second * config.half_rows * config.row_stride + stages.stage * stage_x_bytes,
             p.layout.stage_blocks, /*half_stride=*/0);
-        split_sums.store((stages.unit - begin) * num_stages + stages.stage, sum);
+        spread_sums.store((stages.unit - begin) * num_stages + stages.stage, sum);
         stages.advance(p.layout, config.num_warps);
         __syncwarp();
         producer.issue(ring.address(), ring.barrier());
@@ -305,7 +305,7 @@ __global__ void __maxnreg__(kMaxRegisters)
           sum = {};
           add_lora_at(at, sum);
         }
-        split_sums.add((at - begin) * num_stages, num_stages, sum);
+        spread_sums.add((at - begin) * num_stages, num_stages, sum);
         write_unit<kRole>(p, group.tiles[second], in_matrix, sum,
                           group.out_rows + second * config.half_rows, bias);
       }
@@ -338,16 +338,16 @@ void launch_form(const ExpertGemmConfig& config, const ExpertGemmParams& params,
       .grid = dim3(num_blocks),
       .block = dim3((config.num_warps + (kLora ? kShrinkWarps : 0)) * kWarpSize),
       .shared_bytes = config.shared_bytes};
-  constexpr bool kCanSplit = kRole != GemmRole::kGateUpRaw;
+  constexpr bool kCanSpread = kRole != GemmRole::kGateUpRaw;
   const auto whole = expert_gemm_kernel<kFormat, kRole, kLora, false>;
-  const auto split = expert_gemm_kernel<kFormat, kRole, kLora, kCanSplit>;
+  const auto spread = expert_gemm_kernel<kFormat, kRole, kLora, kCanSpread>;
   static const bool allowed = [&] {
     allow_all_shared_memory(reinterpret_cast<const void*>(whole));
-    allow_all_shared_memory(reinterpret_cast<const void*>(split));
+    allow_all_shared_memory(reinterpret_cast<const void*>(spread));
     return true;
   }();
   static_cast<void>(allowed);
-  launch(kCanSplit && config.split_units > 0 ? split : whole, shape, stream, params, config);
+  launch(kCanSpread && config.spread_units > 0 ? spread : whole, shape, stream, params, config);
 }
 
 template <StreamFormat kFormat, GemmRole kRole>

@@ -47,9 +47,9 @@ struct ExpertGemmParams {
 inline constexpr int kShrinkWarps = 4;
 inline constexpr int kShrinkShares = 2;
 
-// Rows of a tile, at most, where units are split, and what a stage's sums take.
-inline constexpr int kSplitRows = 2;
-inline constexpr int kSplitSumFloats = 16 * kSplitRows;
+// Rows of a tile, at most, where units are spread, and what a stage's sums take.
+inline constexpr int kSpreadRows = 2;
+inline constexpr int kSpreadSumFloats = 16 * kSpreadRows;
 
 // How the kernel is laid over an SM: one block, `num_warps` independent warps, each with a ring of
 // `num_slots` stages.
@@ -62,7 +62,7 @@ struct ExpertGemmConfig {
   int x_bytes = 0;     // of all of them
   // Few rows: a unit's stages are spread over the warps, so many units at a time, and their sums
   // added in order. 0: a warp takes whole units.
-  int split_units = 0;
+  int spread_units = 0;
   size_t shared_bytes = 0;
   std::string to_string() const;
 };

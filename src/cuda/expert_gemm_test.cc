@@ -56,15 +56,15 @@ TEST(SelectExpertGemm, GptOssRunsSixteenWarpsOfWhichFourShrink) {
   EXPECT_EQ(select_expert_gemm(gpt_oss)->num_warps, 16);
 }
 
-TEST(SelectExpertGemm, SplitsUnitsOfFewRowsOnly) {
+TEST(SelectExpertGemm, SpreadsUnitsOfFewRowsOnly) {
   for (const int rows : {1, 2, 3, 64}) {
     const auto config = select_expert_gemm(problem(StreamFormat::kMxfp4, 2880, rows));
     ASSERT_TRUE(config.ok());
-    if (rows > kSplitRows) {
-      EXPECT_EQ(config->split_units, 0) << rows;
+    if (rows > kSpreadRows) {
+      EXPECT_EQ(config->spread_units, 0) << rows;
       continue;
     }
-    EXPECT_GT(config->split_units, 0) << rows;
+    EXPECT_GT(config->spread_units, 0) << rows;
     EXPECT_LE(config->shared_bytes, kLimit) << rows;
     EXPECT_EQ(config->x_bytes, 2 * rows * config->row_stride) << rows;
   }

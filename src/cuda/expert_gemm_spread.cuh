@@ -8,16 +8,16 @@
 
 namespace medley::cuda {
 
-// A warp's stages of a split share, in the order in which it consumes them: of all stages of the
+// A warp's stages of a spread share, in the order in which it consumes them: of all stages of the
 // share's units, one after the other, every num_warps-th.
-struct SplitStages {
+struct SpreadStages {
   int unit;  // of all units
   int stage;
   int tile_idx;
   int unit_in_matrix;
 
   // The first-th stage from the unit `first_unit` on.
-  __device__ SplitStages(const MatrixLayout& layout, int first_unit, int first)
+  __device__ SpreadStages(const MatrixLayout& layout, int first_unit, int first)
       : unit(first_unit + first / layout.num_stages), stage(first % layout.num_stages) {
     tile_idx = unit / layout.num_units;
     unit_in_matrix = unit - tile_idx * layout.num_units;
@@ -34,15 +34,15 @@ struct SplitStages {
   }
 };
 
-struct SplitProducer {
+struct SpreadProducer {
   const ExpertGemmParams& p;
   const RouteTile* table;
-  SplitStages stages;
+  SpreadStages stages;
   int last;
   int step;
 
-  __device__ SplitProducer(const ExpertGemmParams& params, const RouteTile* tile_table, int2 share,
-                           int warp, int num_warps)
+  __device__ SpreadProducer(const ExpertGemmParams& params, const RouteTile* tile_table, int2 share,
+                            int warp, int num_warps)
       : p(params),
         table(tile_table),
         stages(params.layout, share.x, warp),
@@ -62,13 +62,13 @@ struct SplitProducer {
   }
 };
 
-// The part of a stage's sum that a lane holds, where tiles have at most kSplitRows rows: lanes with
-// rows to give write them for whoever adds the stages up.
-struct SplitSums {
+// The part of a stage's sum that a lane holds, where tiles have at most kSpreadRows rows: lanes
+// with rows to give write them for whoever adds the stages up.
+struct SpreadSums {
   float* sums;
 
   __device__ static float* at(float* sums, int slot) {
-    return sums + slot * kSplitSumFloats + threadIdx.x % kWarpSize / 4 * 4;
+    return sums + slot * kSpreadSumFloats + threadIdx.x % kWarpSize / 4 * 4;
   }
   __device__ void store(int slot, const UnitSum<1>& sum) const {
     if (threadIdx.x % 4 != 0) return;
