@@ -27,14 +27,9 @@ void launch_add_norm(RowDelta delta, const AddNormConfig& config, const AddNormP
   const LaunchShape shape = {.grid = dim3(max_rows),
                              .block = dim3(config.num_threads),
                              .shared_bytes = config.shared_bytes};
-  static const bool allowed = [] {
-    for (const auto kernel : {add_norm_kernel<RowDelta::kNone>, add_norm_kernel<RowDelta::kDense>,
-                              add_norm_kernel<RowDelta::kRouted>}) {
-      allow_all_shared_memory(reinterpret_cast<const void*>(kernel));
-    }
-    return true;
-  }();
-  static_cast<void>(allowed);
+  [[maybe_unused]] static const bool allowed =
+      allow_all_shared_memory(add_norm_kernel<RowDelta::kNone>, add_norm_kernel<RowDelta::kDense>,
+                              add_norm_kernel<RowDelta::kRouted>);
   switch (delta) {
     case RowDelta::kNone:
       return launch(add_norm_kernel<RowDelta::kNone>, shape, stream, params);

@@ -187,9 +187,8 @@ __device__ __forceinline__ void write_values(const DenseGemmParams& p, int unit,
     if constexpr (kRole == DenseRole::kGateUp) {
       const int row = unit * (kUnitRows / 2) + lane / 4;
       if (row >= p.out_size) continue;
-      const GateParams gate = {p.activation, p.activation_limit, p.activation_alpha};
       static_cast<__nv_bfloat16*>(p.out)[offset + row] =
-          __float2bfloat16_rn(gate_times_up(gate, low, high));
+          __float2bfloat16_rn(gate_times_up(p.gate, low, high));
     } else {
       const auto store = [&](int row, float value) {
         if (row >= p.out_size) return;
@@ -398,13 +397,8 @@ void launch_dense_form(bool lora, const DenseGemmConfig& config, const DenseGemm
                              .block = dim3(dense_threads(config.num_warps)),
                              .cluster = config.cluster,
                              .shared_bytes = config.shared_bytes};
-  static const bool allowed = [] {
-    allow_all_shared_memory(
-        reinterpret_cast<const void*>(dense_gemm_kernel<kRole, kHalves, false>));
-    allow_all_shared_memory(reinterpret_cast<const void*>(dense_gemm_kernel<kRole, kHalves, true>));
-    return true;
-  }();
-  static_cast<void>(allowed);
+  [[maybe_unused]] static const bool allowed = allow_all_shared_memory(
+      dense_gemm_kernel<kRole, kHalves, false>, dense_gemm_kernel<kRole, kHalves, true>);
   launch(lora ? dense_gemm_kernel<kRole, kHalves, true> : dense_gemm_kernel<kRole, kHalves, false>,
          shape, stream, params, config);
 }

@@ -32,9 +32,7 @@ struct DenseGemmParams {
   void* out = nullptr;               // (rows, out_size)
   int in_size = 0;                   // a multiple of 8
   int out_size = 0;
-  GateActivation activation = GateActivation::kSwiGlu;  // kGateUp
-  float activation_limit = 0.0f;
-  float activation_alpha = 0.0f;
+  GateParams gate;  // kGateUp
   // With LoRA the kernel follows lora_shrink, which has waited for whoever wrote x.
   const LoraEntry* lora = nullptr;   // (slots)
   const __nv_bfloat16* s = nullptr;  // (pairs, s_stride): what lora_shrink left

@@ -26,11 +26,7 @@ class CudaDenseMlp : public DenseMlp {
     DenseGemmParams gate_up = dense_params(static_cast<const CudaMatrices&>(*args.gate_up),
                                            gate_up_layout_, rows, args.x.data, inner);
     MEDLEY_CHECK_EQ(gate_up.out_size, desc_.mlp.intermediate_size);
-    const ActivationSpec& activation = desc_.mlp.activation;
-    gate_up.activation = activation.kind == Activation::kSwiGlu ? GateActivation::kSwiGlu
-                                                                : GateActivation::kClampedSwiGlu;
-    gate_up.activation_limit = activation.limit;
-    gate_up.activation_alpha = activation.alpha;
+    gate_up.gate = gate_params(desc_.mlp.activation);
     gate_up.lora = context_.lora.entries(desc_.gate_up_lora);
     const auto run = [&](DenseRole role, const DenseGemmParams& params) {
       run_dense(context_,

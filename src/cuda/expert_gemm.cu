@@ -43,7 +43,7 @@ __device__ __forceinline__ void write_unit(const ExpertGemmParams& p, const Rout
         const int row = unit * (kUnitRows / 2) + lane / 4;
         if (row < p.out_size) {
           static_cast<__nv_bfloat16*>(p.out)[offset + row] =
-              __float2bfloat16_rn(gate_times_up(p, low, high));
+              __float2bfloat16_rn(gate_times_up(p.gate, low, high));
         }
       } else if constexpr (kRole == GemmRole::kGateUpRaw) {
         const int row = unit * (kUnitRows / 2) + lane / 4;
@@ -341,12 +341,7 @@ void launch_form(const ExpertGemmConfig& config, const ExpertGemmParams& params,
   constexpr bool kCanSpread = kRole != GemmRole::kGateUpRaw;
   const auto whole = expert_gemm_kernel<kFormat, kRole, kLora, false>;
   const auto spread = expert_gemm_kernel<kFormat, kRole, kLora, kCanSpread>;
-  static const bool allowed = [&] {
-    allow_all_shared_memory(reinterpret_cast<const void*>(whole));
-    allow_all_shared_memory(reinterpret_cast<const void*>(spread));
-    return true;
-  }();
-  static_cast<void>(allowed);
+  [[maybe_unused]] static const bool allowed = allow_all_shared_memory(whole, spread);
   launch(kCanSpread && config.spread_units > 0 ? spread : whole, shape, stream, params, config);
 }
 

@@ -92,8 +92,4 @@ __device__ __forceinline__ void add_stage(UnitSum<kHalves>& sum, uint32_t stage,
   }
 }
 
-__device__ __forceinline__ float gate_times_up(const ExpertGemmParams& p, float gate, float up) {
-  return gate_times_up(GateParams{p.activation, p.activation_limit, p.activation_alpha}, gate, up);
-}
-
 }  // namespace medley::cuda

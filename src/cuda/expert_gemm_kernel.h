@@ -24,6 +24,13 @@ enum class GemmRole : uint8_t {
 };
 enum class GateActivation : uint8_t { kSwiGlu, kClampedSwiGlu };
 
+// What becomes of a row's gate and up (gate.cuh).
+struct GateParams {
+  GateActivation activation = GateActivation::kSwiGlu;
+  float limit = 0.0f;
+  float alpha = 0.0f;
+};
+
 struct ExpertGemmParams {
   const uint8_t* weights = nullptr;  // (experts) matrices in one layout
   const float* bias = nullptr;       // (experts, units, 16), or none
@@ -33,9 +40,7 @@ struct ExpertGemmParams {
   void* out = nullptr;               // (pairs, out_size)
   int in_size = 0;
   int out_size = 0;
-  GateActivation activation = GateActivation::kSwiGlu;  // kGateUp
-  float activation_limit = 0.0f;
-  float activation_alpha = 0.0f;
+  GateParams gate;                  // kGateUp
   const LoraEntry* lora = nullptr;  // (slots)
   __nv_bfloat16* s = nullptr;       // (pairs, s_stride): memory for scale * A x
   int s_stride = 0;

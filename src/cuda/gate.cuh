@@ -4,12 +4,6 @@
 
 namespace medley::cuda {
 
-struct GateParams {
-  GateActivation activation;
-  float limit;
-  float alpha;
-};
-
 __device__ __forceinline__ float gate_times_up(const GateParams& p, float gate, float up) {
   if (p.activation == GateActivation::kSwiGlu) {
     return __fdividef(gate * up, 1.0f + __expf(-gate));

@@ -44,6 +44,13 @@ void run_gemm(Context& context, GemmJob job, Stream& stream) {
   launch_expert_gemm(job.role, job.lora, config, params, context.num_sms, cuda_stream(stream));
 }
 
+GateParams gate_params(const ActivationSpec& activation) {
+  return {.activation = activation.kind == Activation::kSwiGlu ? GateActivation::kSwiGlu
+                                                               : GateActivation::kClampedSwiGlu,
+          .limit = activation.limit,
+          .alpha = activation.alpha};
+}
+
 ExpertGemmParams make_params(const CudaMatrices& matrices, const MatrixLayout& layout,
                              const RoutingView& routing, const ConstTensorView& x, void* out) {
   MEDLEY_CHECK_EQ(matrices.layout.matrix_bytes(), layout.matrix_bytes());

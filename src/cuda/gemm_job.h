@@ -20,6 +20,8 @@ void run_gemm(Context& context, GemmJob job, Stream& stream);
 ExpertGemmParams make_params(const CudaMatrices& matrices, const MatrixLayout& layout,
                              const RoutingView& routing, const ConstTensorView& x, void* out);
 
+GateParams gate_params(const ActivationSpec& activation);
+
 // kUnsupported when activations are of another type, or a matrix does not fit shared memory.
 Result<void> check_type(const char* op, DType dtype);
 Result<void> check_fits(const Context& context, const MatrixLayout& layout, int in_size);

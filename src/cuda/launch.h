@@ -38,5 +38,11 @@ void launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t st
 
 // Lets `kernel` use the most dynamic shared memory that a block may have beside its static use.
 void allow_all_shared_memory(const void* kernel);
+// The same for several, once if a static variable is initialised with it.
+template <class... Kernels>
+bool allow_all_shared_memory(Kernels... kernels) {
+  (allow_all_shared_memory(reinterpret_cast<const void*>(kernels)), ...);
+  return true;
+}
 
 }  // namespace medley::cuda

@@ -18,11 +18,7 @@ class CudaMoeGateUp : public MoeGateUp {
     ExpertGemmParams params =
         make_params(static_cast<const CudaMatrices&>(*args.weight), layout_,
                     static_cast<const CudaRouting&>(*args.routing).view(), args.x, args.out.data);
-    const ActivationSpec& activation = desc_.moe.activation;
-    params.activation = activation.kind == Activation::kSwiGlu ? GateActivation::kSwiGlu
-                                                               : GateActivation::kClampedSwiGlu;
-    params.activation_limit = activation.limit;
-    params.activation_alpha = activation.alpha;
+    params.gate = gate_params(desc_.moe.activation);
     params.lora = context_.lora.entries(desc_.lora);
     run_gemm(context_,
              {.role = GemmRole::kGateUp,

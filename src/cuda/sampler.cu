@@ -109,11 +109,7 @@ __global__ void count_outputs_kernel(const int32_t* ids, int count, uint32_t* co
 }
 
 void launch_sample(const SampleParams& params, int max_rows, cudaStream_t stream) {
-  static const bool allowed = [] {
-    allow_all_shared_memory(reinterpret_cast<const void*>(sample_kernel));
-    return true;
-  }();
-  static_cast<void>(allowed);
+  [[maybe_unused]] static const bool allowed = allow_all_shared_memory(sample_kernel);
   const LaunchShape shape = {.grid = dim3(kSampleBlocks, max_rows),
                              .block = dim3(kSampleThreads),
                              .cluster = kSampleBlocks,

@@ -115,11 +115,7 @@ class SplitGateUp : public MoeGateUp {
     ExpertGemmParams base =
         make_params(static_cast<const CudaMatrices&>(*args.weight), layout_,
                     static_cast<const CudaRouting&>(*args.routing).view(), args.x, lora_.raw());
-    const ActivationSpec& activation = desc_.moe.activation;
-    base.activation = activation.kind == Activation::kSwiGlu ? GateActivation::kSwiGlu
-                                                             : GateActivation::kClampedSwiGlu;
-    base.activation_limit = activation.limit;
-    base.activation_alpha = activation.alpha;
+    base.gate = gate_params(desc_.moe.activation);
     const LoraJob job = {.problem = {.in_size = desc_.hidden_size,
                                      .num_units = layout_.num_units,
                                      .max_pairs = max_pairs,

@@ -58,7 +58,7 @@ __global__ void split_activate_kernel(const __grid_constant__ ExpertGemmParams b
     add_bf16x8(gate, gates[i], 1.0f);
     add_bf16x8(up, gates[vectors + i], 1.0f);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) gate[j] = gate_times_up(base, gate[j], up[j]);
+    for (int j = 0; j < 8; ++j) gate[j] = gate_times_up(base.gate, gate[j], up[j]);
     to[i] = pack_bf16x8(gate);
   }
 }
