@@ -18,10 +18,6 @@ constexpr int kSettleTokens = 8;  // of each user, before anything is timed
 constexpr int kQuietTokens = 64;
 constexpr int kProbeTokens = 4;
 
-double ttft_ms(const RequestRecord& record) {
-  return static_cast<double>(record.token_ns.front() - record.sent_ns) / kNsPerMs;
-}
-
 // The users that decode meanwhile.
 class Users {
  public:
@@ -87,13 +83,11 @@ class Users {
 };
 
 Result<RequestRecord> probe(Workload& workload, BenchTarget& target) {
-  MEDLEY_TRY_ASSIGN(const int request, target.send({.adapter = target.cold_adapter(),
-                                                    .prompt = workload.next_prompt(),
-                                                    .output_len = kProbeTokens}));
-  RequestRecord record = target.records().wait_for_end(request);
-  if (!record.error.empty()) return internal_error(record.error);
-  if (record.token_ns.empty()) return internal_error("the cold adapter's request gave no token");
-  return record;
+  return answer_of(target,
+                   {.adapter = target.cold_adapter(),
+                    .prompt = workload.next_prompt(),
+                    .output_len = kProbeTokens},
+                   "the cold adapter's request");
 }
 
 Result<ColdSample> run_once(const WorkloadFlags& flags, int concurrency,

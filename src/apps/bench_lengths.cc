@@ -19,12 +19,11 @@ constexpr int kOutputTokens = 2;
 Result<double> ttft_ms(std::vector<int32_t> prompt, const std::string& adapter,
                        BenchTarget& target) {
   MEDLEY_TRY_ASSIGN(
-      const int request,
-      target.send({.adapter = adapter, .prompt = std::move(prompt), .output_len = kOutputTokens}));
-  const RequestRecord record = target.records().wait_for_end(request);
-  if (!record.error.empty()) return internal_error(record.error);
-  if (record.token_ns.empty()) return internal_error("a request gave no token");
-  return static_cast<double>(record.token_ns.front() - record.sent_ns) * 1e-6;
+      const RequestRecord record,
+      answer_of(target,
+                {.adapter = adapter, .prompt = std::move(prompt), .output_len = kOutputTokens},
+                "a request"));
+  return ttft_ms(record);
 }
 
 double ratio_of(const LengthSample& sample) {

@@ -9,6 +9,10 @@
 
 namespace medley::apps {
 
+double ttft_ms(const RequestRecord& record) {
+  return static_cast<double>(record.token_ns.front() - record.sent_ns) / 1e6;
+}
+
 int BenchRecords::add(RequestRecord record) {
   const std::lock_guard lock(mutex_);
   records_.push_back(std::move(record));

@@ -20,6 +20,9 @@ struct RequestRecord {
   bool ended = false;
 };
 
+// From sending to the first token, of which there must be one.
+double ttft_ms(const RequestRecord& record);
+
 // What became known of a request.
 struct RecordUpdate {
   int request = 0;

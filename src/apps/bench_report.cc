@@ -124,7 +124,7 @@ BenchSummary summarise(const BenchRun& run) {
     num_prompt_tokens += request.num_prompt_tokens;
     summary.num_output_tokens += request.num_tokens;
     if (times.empty()) continue;
-    ttft.push_back(static_cast<double>(times.front() - request.sent_ns) / kNsPerMs);
+    ttft.push_back(ttft_ms(request));
     e2e.push_back(static_cast<double>(times.back() - request.sent_ns) / kNsPerMs);
     for (size_t i = 1; i < times.size(); ++i) {
       itl.push_back(static_cast<double>(times[i] - times[i - 1]) / kNsPerMs);

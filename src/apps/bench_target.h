@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/bench_records.h"
@@ -43,5 +44,9 @@ class BenchTarget {
   // told.
   virtual std::optional<int64_t> usable_ns() = 0;
 };
+
+// Sends a request and waits for its end. An error where it failed or gave no token; `whose` begins
+// that message.
+Result<RequestRecord> answer_of(BenchTarget& target, BenchRequest request, std::string_view whose);
 
 }  // namespace medley::apps
