@@ -72,12 +72,23 @@ bool lay_out_rings(DenseGemmConfig& config, int units, int num_bytes) {
   return false;
 }
 
+// Blocks of 32 columns that a share of a shrink should have: few rows have few adapters and many
+// warps without a share, more rows share after share.
+int shrink_splits(const MatrixLayout& layout, int rows) {
+  const int wanted = rows <= 2 ? 6 : 12;
+  const int blocks = layout.padded_cols / block_cols(layout.format);
+  const int most = std::min(kMaxShrinkSplits, kMaxShrinkPartials / (8 * select_halves(rows)));
+  return std::clamp(ceil_div(blocks, wanted), 1, most);
+}
+
 }  // namespace
 
 std::string DenseGemmConfig::to_string() const {
   return fmt::format(
-      "dense_gemm(rows={}, cluster={}, shares={}, tiles={}, warps={}, slots={}, x={} x {} chunks)",
-      8 * halves, cluster, num_shares, num_tiles, num_warps, num_slots, x_slots, x_chunks);
+      "dense_gemm(rows={}, cluster={}, shares={}, tiles={}, warps={}, slots={}, x={} x {} chunks, "
+      "shrinks of {} splits by {} warps)",
+      8 * halves, cluster, num_shares, num_tiles, num_warps, num_slots, x_slots, x_chunks,
+      shrink_splits, shrink_warps);
 }
 
 DenseGemmConfig select_dense_gemm(const DenseGemmProblem& problem) {
@@ -92,6 +103,12 @@ DenseGemmConfig select_dense_gemm(const DenseGemmProblem& problem) {
   const bool half = config.halves <= 2 || (config.halves == 4 && units <= half_warps);
   config.num_warps =
       ceil_div(units, ceil_div(units, half ? half_warps : max_dense_warps(config.halves)));
+  if (problem.max_rows <= kMaxInsideRows) {
+    config.shrink_splits = shrink_splits(problem.layout, problem.max_rows);
+    // Half an SM is a matter of registers too.
+    config.shrink_warps =
+        std::min(kMaxDenseShrinkWarps, max_inside_warps(half ? 1 : 8) - 1 - config.num_warps);
+  }
   if (half && lay_out_rings(config, units, kHalfSharedBytes)) return config;
   MEDLEY_CHECK(lay_out_rings(config, units, kWholeSharedBytes), config.to_string());
   return config;
