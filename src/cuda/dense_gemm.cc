@@ -63,7 +63,8 @@ bool lay_out_rings(DenseGemmConfig& config, int units, int num_bytes) {
   for (const int wanted : {config.halves <= 2 ? kWantedSlots : kMinSlots, kMinSlots}) {
     for (config.x_chunks = kMaxXChunks; config.x_chunks > 0; --config.x_chunks) {
       const int other_bytes = kXSlots * x_slot_bytes(config.halves, config.x_chunks) +
-                              join_bytes(config.cluster, units, config.halves);
+                              join_bytes(config.cluster, units, config.halves) +
+                              config.shared_s_bytes;
       config.num_slots = std::min(kMaxDenseSlots, (num_bytes - other_bytes) / slot_bytes);
       config.shared_bytes = static_cast<size_t>(config.num_slots) * slot_bytes + other_bytes;
       if (config.num_slots >= wanted) return true;
@@ -75,7 +76,7 @@ bool lay_out_rings(DenseGemmConfig& config, int units, int num_bytes) {
 // Blocks of 32 columns that a share of a shrink should have: few rows have few adapters and many
 // warps without a share, more rows share after share.
 int shrink_splits(const MatrixLayout& layout, int rows) {
-  const int wanted = rows <= 2 ? 6 : 12;
+  const int wanted = rows <= 2 ? 6 : 10;
   const int blocks = layout.padded_cols / block_cols(layout.format);
   const int most = std::min(kMaxShrinkSplits, kMaxShrinkPartials / (8 * select_halves(rows)));
   return std::clamp(ceil_div(blocks, wanted), 1, most);
@@ -98,12 +99,18 @@ DenseGemmConfig select_dense_gemm(const DenseGemmProblem& problem) {
   config.halves = select_halves(problem.max_rows);
   config.num_shares =
       std::min(problem.layout.num_units, std::max(1, problem.num_sms / config.cluster));
+  // Clusters of four leave some multiprocessors of a group without work; those that then have to
+  // wait for a place double the time. As few as have no more units each.
+  if (config.cluster == kMaxDenseCluster && config.halves > 2) {
+    config.num_shares = ceil_div(problem.layout.num_units, units);
+  }
   config.num_tiles = std::max(1, ceil_div(problem.max_rows, 8 * config.halves));
   // Many rows and many rounds: the more units share the activations, the better.
   const bool half = config.halves <= 2 || (config.halves == 4 && units <= half_warps);
   config.num_warps =
       ceil_div(units, ceil_div(units, half ? half_warps : max_dense_warps(config.halves)));
-  if (problem.max_rows <= kMaxInsideRows) {
+  if (problem.lora && problem.max_rows <= kMaxInsideRows) {
+    if (config.halves > 2) config.shared_s_bytes = shared_s_bytes(config.halves);
     config.shrink_splits = shrink_splits(problem.layout, problem.max_rows);
     // Half an SM is a matter of registers too.
     config.shrink_warps =

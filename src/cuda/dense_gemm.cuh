@@ -62,11 +62,11 @@ __device__ __forceinline__ void fill_tile(const DenseGemmParams& p, const TilePl
     for (int i = threadIdx.x; i < place.num_segments; i += blockDim.x) {
       const RouteSegment segment = p.rows.segments[place.first_segment + i];
       const LoraEntry& entry = p.lora[segment.slot];
-      tile.segments[i] = {.b = entry.b,
-                          .rank_blocks = entry.rank / kRankBlock,
+      tile.segments[i] = {.rank_blocks = entry.rank / kRankBlock,
                           .num_a = entry.num_a,
                           .begin = segment.begin - place.first_pair,
-                          .end = segment.begin - place.first_pair + segment.count};
+                          .end = segment.begin - place.first_pair + segment.count,
+                          .b = entry.b};
       if constexpr (kLora == DenseLora::kInside) {
         tile.shrinks[i] = {.a = entry.a,
                            .scale = entry.scale,
@@ -220,10 +220,9 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
   __shared__ __align__(8) uint64_t joined;
   __shared__ DenseTile<kHalves, kLora> tile;
   __shared__ DenseProducer<kLora != DenseLora::kNone> producers[kMaxDenseWarps];
-  // kInside: all of s that the block's warps will read is there; they have read it, and the queue
-  // is empty.
+  // kInside: where s is, or will be, is known.
   __shared__ __align__(8) uint64_t s_there;
-  __shared__ __align__(8) uint64_t finished;
+  __shared__ PlaceOfS place_of_s;
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
   const int num_warps = config.num_warps;
@@ -272,8 +271,8 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
   } else if (warp == num_warps && lane == 0) {
     barrier_init(shared_address(&joined), 1);
     if constexpr (kLora == DenseLora::kInside) {
-      barrier_init(shared_address(&s_there), config.shrink_warps);
-      barrier_init(shared_address(&finished), num_warps + config.shrink_warps);
+      barrier_init(shared_address(&s_there),
+                   waits_for_each_s(kHalves, kLora) ? 1 : config.shrink_warps);
     }
     for (int i = 0; i < x_ring.num_slots; ++i) {
       barrier_init(x_ring.full + i * 8, 1);
@@ -298,21 +297,31 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
   if constexpr (kLora == DenseLora::kInside) {
     if (warp > num_warps) {
       const DenseShrinkList list = {tile.shrinks, tile.in_rows, place.num_segments};
-      run_dense_shrinks(p, list, config.shrink_splits, warp - num_warps - 1, config.shrink_warps);
-      if constexpr (!waits_for_each_s(kHalves, kLora)) {
-        for_s(p, list, rank_in_cluster, config.cluster, threadIdx.x - (num_warps + 1) * kWarpSize,
-              config.shrink_warps * kWarpSize, [](const __nv_bfloat16* s) {
-                wait_until_there(load_relaxed_8(s), s);
-                wait_until_there(load_relaxed_8(s + 4), s + 4);
-              });
+      DenseShrinker shrinker = {p, list, config.shrink_splits, warp - num_warps - 1,
+                                config.shrink_warps};
+      shrinker.prepare();
+      wait_for_predecessor();
+      constexpr bool kStaged = !waits_for_each_s(kHalves, kLora);
+      __nv_bfloat16* const staged = kStaged && list.max_units() * kUnitRows <= kSharedRanks
+                                        ? reinterpret_cast<__nv_bfloat16*>(
+                                              shared + config.shared_bytes - config.shared_s_bytes)
+                                        : nullptr;
+      shrinker.run([&](const __nv_bfloat16* s) {
+        if (threadIdx.x != (num_warps + 1) * kWarpSize) return;
+        place_of_s = staged != nullptr ? PlaceOfS{staged, kSharedRanks} : PlaceOfS{s, p.s_stride};
+        if constexpr (!kStaged) barrier_arrive(shared_address(&s_there));
+      });
+      if constexpr (kStaged) {
+        wait_for_all_s(list, shrinker.s(shrinker.state.turn), p.s_stride,
+                       {.first = rank_in_cluster,
+                        .step = config.cluster,
+                        .worker = static_cast<int>(threadIdx.x) - (num_warps + 1) * kWarpSize,
+                        .num_workers = config.shrink_warps * kWarpSize,
+                        .to = staged});
         __syncwarp();
         if (lane == 0) barrier_arrive(shared_address(&s_there));
       }
-      if (lane == 0) barrier_arrive(shared_address(&finished));
-      if (warp == num_warps + 1) {
-        barrier_wait(shared_address(&finished), 0);
-        leave_shrinks(p, list);
-      }
+      shrinker.leave(place.num_rows);
       __syncwarp();
       if (config.cluster > 1) cluster_wait();
       return;
@@ -328,7 +337,7 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
     if constexpr (kLora == DenseLora::kBefore) wait_for_predecessor();
   } else {
     const DenseSegments segments = {tile.segments, place.num_segments};
-    const int first_pair = kLora == DenseLora::kInside ? 0 : place.first_pair;
+    PlaceOfS s = {p.s + static_cast<int64_t>(place.first_pair) * p.s_stride, p.s_stride};
     if constexpr (kLora != DenseLora::kNone) {
       if (lane == 0) {
         producer.set_segments(segments);
@@ -353,12 +362,12 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
       if constexpr (kLora != DenseLora::kNone) {
         if (round == 0) {
           wait_for_predecessor();
-          if constexpr (kLora == DenseLora::kInside && !waits_for_each_s(kHalves, kLora)) {
+          if constexpr (kLora == DenseLora::kInside) {
             barrier_wait(shared_address(&s_there), 0);
+            s = place_of_s;
           }
         }
-        add_ranks<kRole, kHalves, kLora>(p, share, segments, first_pair, unit, sums, ring,
-                                         producer);
+        add_ranks<kRole, kHalves, kLora>(p, share, segments, s, unit, sums, ring, producer);
       }
       if (config.cluster > 1) continue;
 #pragma unroll
@@ -367,10 +376,6 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
         write_values<kRole>(p, unit, h, {v[0], v[1], v[2], v[3]}, bias, place.num_rows,
                             tile.out_rows);
       }
-    }
-    if constexpr (kLora == DenseLora::kInside) {
-      __syncwarp();
-      if (lane == 0) barrier_arrive(shared_address(&finished));
     }
   }
   if (config.cluster > 1) {

@@ -28,14 +28,23 @@ enum class DenseLora : uint8_t {
   kInside,  // this kernel (dense_shrink.cuh); one tile of rows
 };
 
-// The shrinks of one launch, shared out while it runs. Between launches the counters are zero and
-// all words of `partial` and `s` kNotThere; one launch at a time.
+// What a launch finds and changes for the next one.
+struct alignas(16) DenseShrinkState {
+  uint32_t first_ticket;  // of this launch
+  int32_t turn;           // 0 or 1: the place of s
+  int32_t rows_before;    // what the launch before has left in the other place: rows of s
+  int32_t pieces_before;  // and pieces of 8 ranks
+};
+
+// The shrinks of a launch, shared out while it runs. At first all is zero, but all words of
+// `partial` and `s` kNotThere. One launch at a time.
 struct DenseShrinkQueue {
-  uint32_t* taken = nullptr;   // (1) shares
-  uint32_t* left = nullptr;    // (1) blocks that have read all of s
-  float* partial = nullptr;    // (kMaxShrinkPartials, units of ranks, 128)
-  __nv_bfloat16* s = nullptr;  // (pairs, s_stride)
-  uint32_t delay_ns = 0;       // for tests: up to twice as long before a sum is published
+  DenseShrinkState* state = nullptr;  // (1)
+  uint32_t* taken = nullptr;          // (1) shares, of all launches
+  uint32_t* left = nullptr;           // (1) warps that have read the state; zero between launches
+  float* partial = nullptr;           // (kMaxShrinkPartials, units of ranks, 128)
+  __nv_bfloat16* s = nullptr;         // (2, kMaxInsideRows, s_stride)
+  uint32_t delay_ns = 0;              // for tests: up to twice as long before a sum is published
 };
 // No float32 sum and no pair of bfloat16 of a kernel has these bits: NaN is 0x7fffffff, 0x7fff.
 inline constexpr uint32_t kNotThere = 0xffffffffu;
@@ -60,7 +69,7 @@ struct DenseGemmParams {
   int out_size = 0;
   GateParams gate;                   // kGateUp
   const LoraEntry* lora = nullptr;   // (slots)
-  const __nv_bfloat16* s = nullptr;  // (pairs, s_stride); kInside: the queue's
+  const __nv_bfloat16* s = nullptr;  // kBefore: (pairs, s_stride)
   int s_stride = 0;
   DenseShrinkQueue shrink;                   // kInside
   int part_end[2] = {INT32_MAX, INT32_MAX};  // units where the first parts end
@@ -80,8 +89,9 @@ struct DenseGemmConfig {
   int x_chunks = 1;    // that each of them holds
   size_t shared_bytes = 0;
   // kInside; no splits where shrinks are not done inside.
-  int shrink_splits = 0;  // of A's columns
-  int shrink_warps = 0;   // beside the others
+  int shrink_splits = 0;   // of A's columns
+  int shrink_warps = 0;    // beside the others
+  int shared_s_bytes = 0;  // at the end of shared memory
   std::string to_string() const;
 };
 
@@ -103,6 +113,11 @@ constexpr int x_row_bytes(int x_chunks) {
   return x_chunks * kRowChunkBytes + (x_chunks % 2 == 0 ? 64 : 0);
 }
 constexpr int x_slot_bytes(int halves, int x_chunks) { return 8 * halves * x_row_bytes(x_chunks); }
+
+// Of a row of s in shared memory; 32 modulo 128 bytes keeps the 8-byte loads of 8 rows free of bank
+// conflicts. Where an adapter has more ranks, s stays in the L2.
+inline constexpr int kSharedRanks = 144;
+constexpr int shared_s_bytes(int halves) { return 8 * halves * kSharedRanks * 2; }
 
 // Where the sums of a cluster's blocks meet.
 constexpr int join_bytes(int cluster, int units, int halves) {

@@ -20,10 +20,16 @@ constexpr int s_ahead(DenseRole role, int halves) {
 }
 
 // Few columns: a warp that multiplies waits for the s that it needs, which is soonest. More: a warp
-// that shrinks waits for all of the block's, which spares the others the registers.
+// that shrinks waits for all of the block's and copies it to shared memory.
 constexpr bool waits_for_each_s(int halves, DenseLora lora) {
   return lora == DenseLora::kInside && halves <= 2;
 }
+
+// s of the tile's pairs: (pairs, stride), in global or shared memory.
+struct PlaceOfS {
+  const __nv_bfloat16* first;
+  int stride;
+};
 
 // What the calling lane has of s: pair 8 half + lane / 4, ranks 4 (lane % 4) .. + 3 of each 16.
 template <DenseRole kRole, int kHalves, DenseLora kLora>
@@ -81,21 +87,45 @@ struct LaneS {
   }
 };
 
+// The rank blocks of B in a slot of the ring: those of several segments, as far as whole ones fit
+// behind the first (DenseProducer).
+struct RankSlot {
+  uint32_t data = 0;
+  int taken = kSlotRankBlocks + 1;  // more than it holds: no slot is open
+
+  // Where the next `blocks` are, for this lane.
+  template <class Producer>
+  __device__ __forceinline__ uint32_t next(int blocks, const DenseGemmParams& p, WeightRing& ring,
+                                           Producer& producer) {
+    if (taken + blocks > kSlotRankBlocks) {
+      close(p, ring, producer);
+      data = ring.wait() + threadIdx.x % kWarpSize * 16;
+      taken = 0;
+    }
+    const uint32_t at = data + taken * kRankBlockBytes;
+    taken += blocks;
+    return at;
+  }
+  template <class Producer>
+  __device__ __forceinline__ void close(const DenseGemmParams& p, WeightRing& ring,
+                                        Producer& producer) {
+    if (taken <= kSlotRankBlocks) ring.refill(p, producer);
+  }
+};
+
 // Adds B s of the block's segments to a unit.
 template <DenseRole kRole, int kHalves, DenseLora kLora, class Producer>
 __device__ __forceinline__ void add_ranks(const DenseGemmParams& p, const DenseShare& share,
-                                          const DenseSegments& segments, int first_pair, int unit,
-                                          DenseSums<kHalves>& sums, WeightRing& ring,
+                                          const DenseSegments& segments, const PlaceOfS& place,
+                                          int unit, DenseSums<kHalves>& sums, WeightRing& ring,
                                           Producer& producer) {
   using S = LaneS<kRole, kHalves, kLora>;
   const int lane = threadIdx.x % kWarpSize;
-  const S s = {
-      .lane = p.s + static_cast<int64_t>(first_pair + lane / 4) * p.s_stride + lane % 4 * 4,
-      .stride = p.s_stride};
+  const S s = {.lane = place.first + static_cast<int64_t>(lane / 4) * place.stride + lane % 4 * 4,
+               .stride = place.stride};
+  const int unit_part = (unit >= p.part_end[0]) + (unit >= p.part_end[1]);
   const auto part_of = [&](const DenseSegment& segment) {
-    return kRole != DenseRole::kGateUp && segment.num_a > 1
-               ? (unit >= p.part_end[0]) + (unit >= p.part_end[1])
-               : 0;
+    return kRole != DenseRole::kGateUp && segment.num_a > 1 ? unit_part : 0;
   };
   const auto has = [&](const DenseSegment& segment, int h) {
     const int column = h * kDenseHalfRows + lane / 4;
@@ -108,9 +138,10 @@ __device__ __forceinline__ void add_ranks(const DenseGemmParams& p, const DenseS
   if constexpr (kTogether) {
     int mine[kHalves];
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      mine[h] = -1;
-      for (int i = share.rank_in_cluster; i < segments.count; i += share.cluster) {
+    for (int h = 0; h < kHalves; ++h) mine[h] = -1;
+    for (int i = share.rank_in_cluster; i < segments.count; i += share.cluster) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
         if (has(segments.list[i], h)) mine[h] = i;
       }
     }
@@ -122,52 +153,60 @@ __device__ __forceinline__ void add_ranks(const DenseGemmParams& p, const DenseS
         act(together[h], segment, part_of(segment), h, /*block=*/0);
       }
     };
-    for_mine([&](auto&&... place) { s.load(place...); });
-    for_mine([&](auto&&... place) { s.wait(place...); });
+    for_mine([&](auto&&... place_of) { s.load(place_of...); });
+    for_mine([&](auto&&... place_of) { s.wait(place_of...); });
     __syncwarp();
   }
+  RankSlot slot;
+  DenseSegment next = {};
+  if (share.rank_in_cluster < segments.count) next = segments.list[share.rank_in_cluster];
   for (int i = share.rank_in_cluster; i < segments.count; i += share.cluster) {
-    const DenseSegment& segment = segments.list[i];
+    const DenseSegment segment = next;
+    if (i + share.cluster < segments.count) next = segments.list[i + share.cluster];
     const bool two = kRole == DenseRole::kGateUp && segment.num_a > 1;
-    const int part = part_of(segment);
-    const auto touches = [&](int h) {
-      return segment.begin < (h + 1) * kDenseHalfRows && segment.end > h * kDenseHalfRows;
-    };
     for (int done = 0; done < segment.rank_blocks; done += kSlotRankBlocks) {
       const int blocks = min(kSlotRankBlocks, segment.rank_blocks - done);
-      const uint32_t data = ring.wait() + lane * 16;
+      const uint32_t data = slot.next(blocks, p, ring, producer);
       for (int block = 0; block < blocks; block += S::kAhead) {
+        uint4 b[S::kAhead];
+#pragma unroll
+        for (int j = 0; j < S::kAhead; ++j) {
+          if (block + j < blocks) b[j] = load_shared_16(data + (block + j) * kRankBlockBytes);
+        }
 #pragma unroll
         for (int h = 0; h < kHalves; ++h) {
-          if (!touches(h)) continue;
+          if (segment.begin >= (h + 1) * kDenseHalfRows || segment.end <= h * kDenseHalfRows) {
+            continue;
+          }
           typename S::Values v = {};
           if (has(segment, h)) {
             if (kTogether && done + block == 0) {
               v = together[kTogether ? h : 0];
             } else {
-              s.load(v, segment, part, h, done + block);
-              s.wait(v, segment, part, h, done + block);
+              s.load(v, segment, part_of(segment), h, done + block);
+              s.wait(v, segment, part_of(segment), h, done + block);
             }
           }
           __syncwarp();
 #pragma unroll
           for (int j = 0; j < S::kAhead; ++j) {
             if (block + j >= blocks) break;
-            const uint4 b = load_shared_16(data + (block + j) * kRankBlockBytes);
             const uint2& first = v.first[j];
             if (two) {
               const uint2& second = v.second[j];
-              mma_16x8x16(sums.value[h], {b.x, 0u, b.z, 0u}, first.x, first.y, sums.value[h]);
-              mma_16x8x16(sums.value[h], {0u, b.y, 0u, b.w}, second.x, second.y, sums.value[h]);
+              mma_16x8x16(sums.value[h], {b[j].x, 0u, b[j].z, 0u}, first.x, first.y, sums.value[h]);
+              mma_16x8x16(sums.value[h], {0u, b[j].y, 0u, b[j].w}, second.x, second.y,
+                          sums.value[h]);
             } else {
-              mma_16x8x16(sums.value[h], {b.x, b.y, b.z, b.w}, first.x, first.y, sums.value[h]);
+              mma_16x8x16(sums.value[h], {b[j].x, b[j].y, b[j].z, b[j].w}, first.x, first.y,
+                          sums.value[h]);
             }
           }
         }
       }
-      ring.refill(p, producer);
     }
   }
+  slot.close(p, ring, producer);
 }
 
 }  // namespace medley::cuda

@@ -13,13 +13,15 @@ namespace {
 
 constexpr size_t kPartialBytes =
     size_t{kMaxShrinkPartials} * kMaxShrinkUnits * kShrinkSumFloats * sizeof(float);
-constexpr size_t kInsideBytes = size_t{kMaxInsideRows} * kShrinkStride * sizeof(uint16_t);
-constexpr size_t kCounterBytes = 256;  // a line each, so that they do not wait for each other
+constexpr size_t kInsideBytes = size_t{2} * kMaxInsideRows * kShrinkStride * sizeof(uint16_t);
+constexpr size_t kLineBytes = 128;  // a line for each counter: atomics on one slow the others
+constexpr size_t kCounterBytes = 3 * kLineBytes;
 
 DenseShrinkQueue dense_shrink_queue(Context& context) {
   DeviceBuffer& memory = context.dense_shrink;
-  return {.taken = memory.as<uint32_t>(),
-          .left = memory.as<uint32_t>(kCounterBytes / 2),
+  return {.state = memory.as<DenseShrinkState>(),
+          .taken = memory.as<uint32_t>(kLineBytes),
+          .left = memory.as<uint32_t>(2 * kLineBytes),
           .partial = memory.as<float>(kCounterBytes),
           .s = memory.as<__nv_bfloat16>(kCounterBytes + kPartialBytes),
           .delay_ns = context.shrink_delay_ns};
@@ -40,8 +42,10 @@ Result<void> Context::make_dense_shrink() {
 void run_dense(Context& context, DenseJob job, Stream& stream) {
   if (job.max_rows == 0) return;
   DenseGemmParams& params = job.params;
-  const DenseGemmConfig config = select_dense_gemm(
-      {.layout = params.layout, .max_rows = job.max_rows, .num_sms = context.num_sms});
+  const DenseGemmConfig config = select_dense_gemm({.layout = params.layout,
+                                                    .max_rows = job.max_rows,
+                                                    .num_sms = context.num_sms,
+                                                    .lora = job.lora && params.lora != nullptr});
   DenseLora lora = DenseLora::kNone;
   if (job.lora && params.lora != nullptr) {
     lora = config.shrink_splits > 0 ? DenseLora::kInside : DenseLora::kBefore;
@@ -49,7 +53,6 @@ void run_dense(Context& context, DenseJob job, Stream& stream) {
   }
   if (lora == DenseLora::kInside) {
     params.shrink = dense_shrink_queue(context);
-    params.s = params.shrink.s;
   } else if (lora == DenseLora::kBefore) {
     params.s = run_lora_shrink(context,
                                {.rows = params.rows,

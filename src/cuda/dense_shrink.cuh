@@ -12,11 +12,12 @@
 // never waits, so all of them end, however few of the grid's blocks run at a time.
 //
 // Nothing says that a sum or an s is there but its own bits: what is read is kNotThere until it has
-// been written. Sums are put back to that by their only reader, s and the queue by the last block
-// that leaves; the next launch that uses them is complete in waiting for this one to end.
+// been written. A sum is put back to that by its only reader. s has two places, which launches use
+// in turn; each puts back what the one before has left.
 
 namespace medley::cuda {
 
+inline constexpr int kPieceRanks = 8;  // that are put back together
 inline constexpr int kShrinkHalf = 8;  // rows
 inline constexpr int kBlockBytesOfA = block_bytes(StreamFormat::kBF16);
 inline constexpr int kShrinkBarrier = 1;  // of the shrink warps (named_barrier)
@@ -40,9 +41,10 @@ __device__ __forceinline__ uint4 load_relaxed_16(const void* from) {
                : "memory");
   return v;
 }
+// Of global or shared memory.
 __device__ __forceinline__ uint2 load_relaxed_8(const void* from) {
   uint2 v;
-  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+  asm volatile("ld.relaxed.gpu.v2.u32 {%0, %1}, [%2];"
                : "=r"(v.x), "=r"(v.y)
                : "l"(from)
                : "memory");
@@ -185,7 +187,8 @@ __device__ __forceinline__ float4 join_splits(float* partial, int splits, const 
 template <int kHalves>
 __device__ __forceinline__ void run_dense_share(const DenseGemmParams& p,
                                                 const DenseShrinkShare& share, int splits,
-                                                const int32_t* in_rows, uint32_t ticket) {
+                                                const int32_t* in_rows, uint32_t ticket,
+                                                __nv_bfloat16* s) {
   const int lane = threadIdx.x % kWarpSize;
   const ShrinkSegment& segment = share.segment;
   DenseShrinkSum<kHalves> sum;
@@ -215,7 +218,7 @@ __device__ __forceinline__ void run_dense_share(const DenseGemmParams& p,
     const uint32_t high = transpose_8x8(pack_bf16x2(total.z * scale.y, total.w * scale.y));
     if (h * kShrinkHalf + lane / 4 < segment.count) {
       __nv_bfloat16* to =
-          p.shrink.s + (half + lane / 4) * p.s_stride + share.unit * kUnitRows + lane % 4 * 2;
+          s + (half + lane / 4) * p.s_stride + share.unit * kUnitRows + lane % 4 * 2;
       store_relaxed_4(to, low);
       store_relaxed_4(to + 8, high);
     }
@@ -247,6 +250,13 @@ struct DenseShrinkList {
       before = __shfl_sync(0xffffffffu, end, kWarpSize - 1);
     }
   }
+  __device__ int max_units() const {
+    int most = 0;
+    for (int i = threadIdx.x % kWarpSize; i < num_segments; i += kWarpSize) {
+      most = max(most, units_of(i));
+    }
+    return __reduce_max_sync(0xffffffffu, most);
+  }
   __device__ int units_of(int i) const {
     return segments[i].end_unit - (i == 0 ? 0 : segments[i - 1].end_unit);
   }
@@ -262,76 +272,123 @@ struct DenseShrinkList {
   }
 };
 
-// All that the shrink warp `warp` of the block's `num_warps` does.
-__device__ __forceinline__ void run_dense_shrinks(const DenseGemmParams& p,
-                                                  const DenseShrinkList& list, int splits, int warp,
-                                                  int num_warps) {
-  const int lane = threadIdx.x % kWarpSize;
-  if (warp == 0) list.add_up();
-  named_barrier(kShrinkBarrier, num_warps * kWarpSize);
-  const uint32_t num_shares = list.num_units() * splits;
-  // A comes into the L2 while the predecessor ends: the share that this warp will probably take.
-  const uint32_t expected = blockIdx.x * num_warps + warp;
-  if (expected < num_shares) {
+// One of the shrink warps of a block, with the launch's queue.
+struct DenseShrinker {
+  const DenseGemmParams& p;
+  const DenseShrinkList& list;
+  int splits;
+  int warp;  // of the block's num_warps that shrink
+  int num_warps;
+  uint32_t num_shares = 0;
+  DenseShrinkState state = {};  // from run() on
+
+  __device__ uint32_t grid_warps() const { return gridDim.x * num_warps; }
+  __device__ __nv_bfloat16* s(int turn) const {
+    return p.shrink.s + static_cast<int64_t>(turn) * kMaxInsideRows * p.s_stride;
+  }
+
+  // Before the kernel's wait. A comes into the L2 while the predecessor ends: the share that this
+  // warp will probably take.
+  __device__ void prepare() {
+    if (warp == 0) list.add_up();
+    named_barrier(kShrinkBarrier, num_warps * kWarpSize);
+    num_shares = list.num_units() * splits;
+    const uint32_t expected = blockIdx.x * num_warps + warp;
+    if (expected >= num_shares) return;
     const DenseShrinkShare share = list.share(expected / splits, expected % splits);
     const int num_blocks = p.layout.padded_cols / 32;
     const int begin = split_begin(num_blocks, splits, share.split);
     const int end = split_begin(num_blocks, splits, share.split + 1);
-    if (lane == 0 && end > begin) {
+    if (threadIdx.x % kWarpSize == 0 && end > begin) {
       prefetch_l2(share.segment.a +
                       (static_cast<int64_t>(share.unit) * num_blocks + begin) * kBlockBytesOfA,
                   (end - begin) * kBlockBytesOfA);
     }
   }
-  wait_for_predecessor();
-  const auto take = [&]() -> uint32_t { return lane == 0 ? atomicAdd(p.shrink.taken, 1u) : 0; };
-  uint32_t mine = __shfl_sync(0xffffffffu, take(), 0);
+
+  // Works off shares until there are none. Calls `started` once it knows where s will be.
+  template <class Started>
+  __device__ void run(const Started& started) {
+    uint32_t mine = take();
+    const uint4 found = load_relaxed_16(p.shrink.state);
+    state = {.first_ticket = found.x,
+             .turn = static_cast<int32_t>(found.y),
+             .rows_before = static_cast<int32_t>(found.z),
+             .pieces_before = static_cast<int32_t>(found.w)};
+    started(s(state.turn));
+    mine = __shfl_sync(0xffffffffu, mine, 0) - state.first_ticket;
 #pragma unroll 1
-  while (mine < num_shares) {
-    const uint32_t next = take();
-    const DenseShrinkShare share = list.share(mine / splits, mine % splits);
-    if (share.segment.count > kShrinkHalf) {
-      run_dense_share<2>(p, share, splits, list.in_rows, mine);
-    } else {
-      run_dense_share<1>(p, share, splits, list.in_rows, mine);
+    while (mine < num_shares) {
+      const uint32_t next = take();
+      const DenseShrinkShare share = list.share(mine / splits, mine % splits);
+      if (share.segment.count > kShrinkHalf) {
+        run_dense_share<2>(p, share, splits, list.in_rows, mine, s(state.turn));
+      } else {
+        run_dense_share<1>(p, share, splits, list.in_rows, mine, s(state.turn));
+      }
+      mine = __shfl_sync(0xffffffffu, next, 0) - state.first_ticket;
     }
-    mine = __shfl_sync(0xffffffffu, next, 0);
+    // Each warp takes one share too many.
+    if (mine >= num_shares + grid_warps()) __trap();
   }
-  // Each warp takes one share too many: a queue with more was not put back.
-  if (mine >= num_shares + gridDim.x * num_warps) __trap();
-}
 
-// Calls `act` with 8 ranks of a pair for each part of s of the segments first, first + step, ...;
-// lane `worker` of `num_workers`.
-template <class Act>
-__device__ __forceinline__ void for_s(const DenseGemmParams& p, const DenseShrinkList& list,
-                                      int first, int step, int worker, int num_workers,
-                                      const Act& act) {
-  for (int i = first; i < list.num_segments; i += step) {
-    const ShrinkSegment& segment = list.segments[i];
-    const int pieces = list.units_of(i) * kUnitRows / 8;
-    for (int j = worker; j < pieces * segment.count; j += num_workers) {
-      act(p.shrink.s + static_cast<int64_t>(segment.begin + j / pieces) * p.s_stride +
-          j % pieces * 8);
+  // Puts back the other place's s, and lets the last warp of all that have read the state change
+  // it: `num_rows` of the tile.
+  __device__ void leave(int num_rows) const {
+    const int lane = threadIdx.x % kWarpSize;
+    const int other = state.turn ^ 1;
+    const uint32_t count = state.rows_before * state.pieces_before;
+    for (uint32_t i = (blockIdx.x * num_warps + warp) * kWarpSize + lane; i < count;
+         i += grid_warps() * kWarpSize) {
+      store_relaxed_16(s(other) + static_cast<int64_t>(i / state.pieces_before) * p.s_stride +
+                           i % state.pieces_before * kPieceRanks,
+                       {kNotThere, kNotThere, kNotThere, kNotThere});
     }
-  }
-}
-
-// One warp, when its block has read all that it will: the last block puts the queue and s back.
-__device__ __forceinline__ void leave_shrinks(const DenseGemmParams& p,
-                                              const DenseShrinkList& list) {
-  const int lane = threadIdx.x % kWarpSize;
-  uint32_t left = 0;
-  if (lane == 0) {
+    const int pieces = list.max_units() * kUnitRows / kPieceRanks;
+    if (lane != 0) return;
     __threadfence();
-    left = atomicAdd(p.shrink.left, 1u);
+    if (atomicAdd(p.shrink.left, 1u) != grid_warps() - 1) return;
+    *p.shrink.left = 0;
+    *p.shrink.state = {.first_ticket = state.first_ticket + num_shares + grid_warps(),
+                       .turn = other,
+                       .rows_before = num_rows,
+                       .pieces_before = pieces};
   }
-  if (__shfl_sync(0xffffffffu, left, 0) != gridDim.x - 1) return;
-  __threadfence();
-  for_s(p, list, 0, 1, lane, kWarpSize, [](__nv_bfloat16* s) {
-    store_relaxed_16(s, {kNotThere, kNotThere, kNotThere, kNotThere});
-  });
-  if (lane == 0) *p.shrink.taken = *p.shrink.left = 0;
+
+ private:
+  __device__ uint32_t take() const {
+    return threadIdx.x % kWarpSize == 0 ? atomicAdd(p.shrink.taken, 1u) : 0;
+  }
+};
+
+// Waits for s of the segments first, first + step, ..., and copies it to `to` (tile's rows,
+// kSharedRanks; shared memory) unless it is null. Thread `worker` of `num_workers`.
+struct StageOfS {
+  int first;
+  int step;
+  int worker;
+  int num_workers;
+  __nv_bfloat16* to;
+};
+__device__ __forceinline__ void wait_for_all_s(const DenseShrinkList& list, const __nv_bfloat16* s,
+                                               int stride, const StageOfS& stage) {
+  for (int i = stage.first; i < list.num_segments; i += stage.step) {
+    const ShrinkSegment& segment = list.segments[i];
+    const int pieces = list.units_of(i) * kUnitRows / kPieceRanks;
+    for (int j = stage.worker; j < pieces * segment.count; j += stage.num_workers) {
+      const int row = segment.begin + j / pieces;
+      const int rank = j % pieces * kPieceRanks;
+      const __nv_bfloat16* from = s + static_cast<int64_t>(row) * stride + rank;
+      uint4 v = load_relaxed_16(from);
+      for (uint32_t polls = 0; !is_there(v); ++polls) {
+        if (polls > kMaxPolls) __trap();
+        v = load_relaxed_16(from);
+      }
+      if (stage.to != nullptr) {
+        *reinterpret_cast<uint4*>(stage.to + row * kSharedRanks + rank) = v;
+      }
+    }
+  }
 }
 
 }  // namespace medley::cuda
