@@ -113,8 +113,8 @@ DenseGemmConfig select_dense_gemm(const DenseGemmProblem& problem) {
     if (config.halves > 2) config.shared_s_bytes = shared_s_bytes(config.halves);
     config.shrink_splits = shrink_splits(problem.layout, problem.max_rows);
     // Half an SM is a matter of registers too.
-    config.shrink_warps =
-        std::min(kMaxDenseShrinkWarps, max_inside_warps(half ? 1 : 8) - 1 - config.num_warps);
+    config.shrink_warps = std::min(problem.max_rows <= 2 ? 2 : kMaxDenseShrinkWarps,
+                                   max_inside_warps(half ? 1 : 8) - 1 - config.num_warps);
   }
   if (half && lay_out_rings(config, units, kHalfSharedBytes)) return config;
   MEDLEY_CHECK(lay_out_rings(config, units, kWholeSharedBytes), config.to_string());

@@ -58,22 +58,27 @@ __device__ __forceinline__ void fill_tile(const DenseGemmParams& p, const TilePl
     tile.out_rows[i] =
         kRole == DenseRole::kLogits ? __ldcg(p.rows.pair_of_choice + place.first_pair + i) : row;
   }
-  if constexpr (kLora != DenseLora::kNone) {
-    for (int i = threadIdx.x; i < place.num_segments; i += blockDim.x) {
-      const RouteSegment segment = p.rows.segments[place.first_segment + i];
-      const LoraEntry& entry = p.lora[segment.slot];
-      tile.segments[i] = {.rank_blocks = entry.rank / kRankBlock,
-                          .num_a = entry.num_a,
-                          .begin = segment.begin - place.first_pair,
-                          .end = segment.begin - place.first_pair + segment.count,
-                          .b = entry.b};
-      if constexpr (kLora == DenseLora::kInside) {
-        tile.shrinks[i] = {.a = entry.a,
-                           .scale = entry.scale,
-                           .end_unit = entry.num_a * entry.rank / kUnitRows,
-                           .begin = segment.begin,
-                           .count = segment.count};
-      }
+}
+
+// Thread `worker` of `num_workers`.
+template <int kHalves, DenseLora kLora>
+__device__ __forceinline__ void fill_segments(const DenseGemmParams& p, const TilePlace& place,
+                                              int worker, int num_workers,
+                                              DenseTile<kHalves, kLora>& tile) {
+  for (int i = worker; i < place.num_segments; i += num_workers) {
+    const RouteSegment segment = p.rows.segments[place.first_segment + i];
+    const LoraEntry& entry = p.lora[segment.slot];
+    tile.segments[i] = {.rank_blocks = entry.rank / kRankBlock,
+                        .num_a = entry.num_a,
+                        .begin = segment.begin - place.first_pair,
+                        .end = segment.begin - place.first_pair + segment.count,
+                        .b = entry.b};
+    if constexpr (kLora == DenseLora::kInside) {
+      tile.shrinks[i] = {.a = entry.a,
+                         .scale = entry.scale,
+                         .end_unit = entry.num_a * entry.rank / kUnitRows,
+                         .begin = segment.begin,
+                         .count = segment.count};
     }
   }
 }
@@ -220,9 +225,11 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
   __shared__ __align__(8) uint64_t joined;
   __shared__ DenseTile<kHalves, kLora> tile;
   __shared__ DenseProducer<kLora != DenseLora::kNone> producers[kMaxDenseWarps];
-  // kInside: where s is, or will be, is known.
+  // kInside: the tile's segments are there; where s is, or will be, is known.
+  __shared__ __align__(8) uint64_t segments_there;
   __shared__ __align__(8) uint64_t s_there;
   __shared__ PlaceOfS place_of_s;
+  __shared__ DenseShrinkStart shrink_start;
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
   const int num_warps = config.num_warps;
@@ -271,6 +278,7 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
   } else if (warp == num_warps && lane == 0) {
     barrier_init(shared_address(&joined), 1);
     if constexpr (kLora == DenseLora::kInside) {
+      barrier_init(shared_address(&segments_there), 1);
       barrier_init(shared_address(&s_there),
                    waits_for_each_s(kHalves, kLora) ? 1 : config.shrink_warps);
     }
@@ -290,15 +298,28 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
     generic_before_async_fence();
   }
   if (tile_idx == 0) place = find_tile<kHalves>(p.rows, 0);
+  // One tile only: constants to the compiler.
+  if constexpr (kLora == DenseLora::kInside) place.first_pair = place.first_segment = 0;
   fill_tile<kRole, kHalves, kLora>(p, place, tile);
+  if constexpr (kLora == DenseLora::kBefore) {
+    fill_segments(p, place, threadIdx.x, blockDim.x, tile);
+  }
   __syncthreads();
   if (config.cluster > 1) cluster_arrive();
 
   if constexpr (kLora == DenseLora::kInside) {
     if (warp > num_warps) {
       const DenseShrinkList list = {tile.shrinks, tile.in_rows, place.num_segments};
-      DenseShrinker shrinker = {p, list, config.shrink_splits, warp - num_warps - 1,
-                                config.shrink_warps};
+      DenseShrinker shrinker = {
+          p, list, config.shrink_splits, warp - num_warps - 1, config.shrink_warps, shrink_start};
+      // The activations do not wait for this.
+      if (shrinker.warp == 0) {
+        fill_segments(p, place, lane, kWarpSize, tile);
+        __syncwarp();
+        list.add_up();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared_address(&segments_there));
+      }
       shrinker.prepare();
       wait_for_predecessor();
       constexpr bool kStaged = !waits_for_each_s(kHalves, kLora);
@@ -312,7 +333,7 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
         if constexpr (!kStaged) barrier_arrive(shared_address(&s_there));
       });
       if constexpr (kStaged) {
-        wait_for_all_s(list, shrinker.s(shrinker.state.turn), p.s_stride,
+        wait_for_all_s(list, shrinker.s(shrink_start.state.turn), p.s_stride,
                        {.first = rank_in_cluster,
                         .step = config.cluster,
                         .worker = static_cast<int>(threadIdx.x) - (num_warps + 1) * kWarpSize,
@@ -339,6 +360,9 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
     const DenseSegments segments = {tile.segments, place.num_segments};
     PlaceOfS s = {p.s + static_cast<int64_t>(place.first_pair) * p.s_stride, p.s_stride};
     if constexpr (kLora != DenseLora::kNone) {
+      if constexpr (kLora == DenseLora::kInside) {
+        barrier_wait(shared_address(&segments_there), 0);
+      }
       if (lane == 0) {
         producer.set_segments(segments);
         for (; filled < ring.num_slots; ++filled) {

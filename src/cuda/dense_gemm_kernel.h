@@ -41,7 +41,7 @@ struct alignas(16) DenseShrinkState {
 struct DenseShrinkQueue {
   DenseShrinkState* state = nullptr;  // (1)
   uint32_t* taken = nullptr;          // (1) shares, of all launches
-  uint32_t* left = nullptr;           // (1) warps that have read the state; zero between launches
+  uint32_t* left = nullptr;           // (1) blocks that have read the state; zero between launches
   float* partial = nullptr;           // (kMaxShrinkPartials, units of ranks, 128)
   __nv_bfloat16* s = nullptr;         // (2, kMaxInsideRows, s_stride)
   uint32_t delay_ns = 0;              // for tests: up to twice as long before a sum is published

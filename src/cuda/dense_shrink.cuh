@@ -82,6 +82,10 @@ __device__ __forceinline__ uint2 wait_until_there(uint2 v, const void* from) {
   return v;
 }
 
+__device__ __forceinline__ __nv_bfloat16* place_of_turn(const DenseGemmParams& p, int turn) {
+  return p.shrink.s + static_cast<int64_t>(turn) * kMaxInsideRows * p.s_stride;
+}
+
 // One share.
 struct DenseShrinkShare {
   const ShrinkSegment& segment;
@@ -188,7 +192,7 @@ template <int kHalves>
 __device__ __forceinline__ void run_dense_share(const DenseGemmParams& p,
                                                 const DenseShrinkShare& share, int splits,
                                                 const int32_t* in_rows, uint32_t ticket,
-                                                __nv_bfloat16* s) {
+                                                const int32_t& turn) {
   const int lane = threadIdx.x % kWarpSize;
   const ShrinkSegment& segment = share.segment;
   DenseShrinkSum<kHalves> sum;
@@ -217,8 +221,8 @@ __device__ __forceinline__ void run_dense_share(const DenseGemmParams& p,
     const uint32_t low = transpose_8x8(pack_bf16x2(total.x * scale.x, total.y * scale.x));
     const uint32_t high = transpose_8x8(pack_bf16x2(total.z * scale.y, total.w * scale.y));
     if (h * kShrinkHalf + lane / 4 < segment.count) {
-      __nv_bfloat16* to =
-          s + (half + lane / 4) * p.s_stride + share.unit * kUnitRows + lane % 4 * 2;
+      __nv_bfloat16* to = place_of_turn(p, turn) + (half + lane / 4) * p.s_stride +
+                          share.unit * kUnitRows + lane % 4 * 2;
       store_relaxed_4(to, low);
       store_relaxed_4(to + 8, high);
     }
@@ -272,6 +276,12 @@ struct DenseShrinkList {
   }
 };
 
+// What the first shrink warp of a block finds for all of them.
+struct DenseShrinkStart {
+  DenseShrinkState state;
+  uint32_t ticket;  // the first of as many as there are warps
+};
+
 // One of the shrink warps of a block, with the launch's queue.
 struct DenseShrinker {
   const DenseGemmParams& p;
@@ -279,22 +289,18 @@ struct DenseShrinker {
   int splits;
   int warp;  // of the block's num_warps that shrink
   int num_warps;
-  uint32_t num_shares = 0;
-  DenseShrinkState state = {};  // from run() on
+  DenseShrinkStart& start;  // the block's, in shared memory
 
   __device__ uint32_t grid_warps() const { return gridDim.x * num_warps; }
-  __device__ __nv_bfloat16* s(int turn) const {
-    return p.shrink.s + static_cast<int64_t>(turn) * kMaxInsideRows * p.s_stride;
-  }
+  __device__ uint32_t num_shares() const { return list.num_units() * splits; }
+  __device__ __nv_bfloat16* s(int turn) const { return place_of_turn(p, turn); }
 
   // Before the kernel's wait. A comes into the L2 while the predecessor ends: the share that this
   // warp will probably take.
   __device__ void prepare() {
-    if (warp == 0) list.add_up();
     named_barrier(kShrinkBarrier, num_warps * kWarpSize);
-    num_shares = list.num_units() * splits;
     const uint32_t expected = blockIdx.x * num_warps + warp;
-    if (expected >= num_shares) return;
+    if (expected >= num_shares()) return;
     const DenseShrinkShare share = list.share(expected / splits, expected % splits);
     const int num_blocks = p.layout.padded_cols / 32;
     const int begin = split_begin(num_blocks, splits, share.split);
@@ -306,36 +312,41 @@ struct DenseShrinker {
     }
   }
 
-  // Works off shares until there are none. Calls `started` once it knows where s will be.
+  // Takes each warp's first share and works off shares until there are none. Calls `started` once
+  // it knows where s will be.
   template <class Started>
   __device__ void run(const Started& started) {
-    uint32_t mine = take();
-    const uint4 found = load_relaxed_16(p.shrink.state);
-    state = {.first_ticket = found.x,
-             .turn = static_cast<int32_t>(found.y),
-             .rows_before = static_cast<int32_t>(found.z),
-             .pieces_before = static_cast<int32_t>(found.w)};
-    started(s(state.turn));
-    mine = __shfl_sync(0xffffffffu, mine, 0) - state.first_ticket;
+    if (warp == 0 && threadIdx.x % kWarpSize == 0) {
+      start.ticket = atomicAdd(p.shrink.taken, num_warps);
+      const uint4 found = load_relaxed_16(p.shrink.state);
+      start.state = {.first_ticket = found.x,
+                     .turn = static_cast<int32_t>(found.y),
+                     .rows_before = static_cast<int32_t>(found.z),
+                     .pieces_before = static_cast<int32_t>(found.w)};
+    }
+    named_barrier(kShrinkBarrier, num_warps * kWarpSize);
+    started(s(start.state.turn));
+    uint32_t mine = start.ticket + warp - start.state.first_ticket;
 #pragma unroll 1
-    while (mine < num_shares) {
+    while (mine < num_shares()) {
       const uint32_t next = take();
       const DenseShrinkShare share = list.share(mine / splits, mine % splits);
       if (share.segment.count > kShrinkHalf) {
-        run_dense_share<2>(p, share, splits, list.in_rows, mine, s(state.turn));
+        run_dense_share<2>(p, share, splits, list.in_rows, mine, start.state.turn);
       } else {
-        run_dense_share<1>(p, share, splits, list.in_rows, mine, s(state.turn));
+        run_dense_share<1>(p, share, splits, list.in_rows, mine, start.state.turn);
       }
-      mine = __shfl_sync(0xffffffffu, next, 0) - state.first_ticket;
+      mine = __shfl_sync(0xffffffffu, next, 0) - start.state.first_ticket;
     }
     // Each warp takes one share too many.
-    if (mine >= num_shares + grid_warps()) __trap();
+    if (mine >= num_shares() + grid_warps()) __trap();
   }
 
-  // Puts back the other place's s, and lets the last warp of all that have read the state change
-  // it: `num_rows` of the tile.
+  // Puts back the other place's s, and lets the last block that has read the state change it:
+  // `num_rows` of the tile.
   __device__ void leave(int num_rows) const {
     const int lane = threadIdx.x % kWarpSize;
+    const DenseShrinkState& state = start.state;
     const int other = state.turn ^ 1;
     const uint32_t count = state.rows_before * state.pieces_before;
     for (uint32_t i = (blockIdx.x * num_warps + warp) * kWarpSize + lane; i < count;
@@ -345,11 +356,11 @@ struct DenseShrinker {
                        {kNotThere, kNotThere, kNotThere, kNotThere});
     }
     const int pieces = list.max_units() * kUnitRows / kPieceRanks;
-    if (lane != 0) return;
+    if (warp != 0 || lane != 0) return;
     __threadfence();
-    if (atomicAdd(p.shrink.left, 1u) != grid_warps() - 1) return;
+    if (atomicAdd(p.shrink.left, 1u) != gridDim.x - 1) return;
     *p.shrink.left = 0;
-    *p.shrink.state = {.first_ticket = state.first_ticket + num_shares + grid_warps(),
+    *p.shrink.state = {.first_ticket = state.first_ticket + num_shares() + grid_warps(),
                        .turn = other,
                        .rows_before = num_rows,
                        .pieces_before = pieces};
