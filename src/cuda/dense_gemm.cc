@@ -22,6 +22,7 @@ constexpr int kClusters[] = {1, 2, 4};
 constexpr double kClusterCost = 0.02;
 constexpr double kWarpCost = 0.05;
 constexpr int kWantedWarps = 6;
+constexpr int kVeryFewRows = 2;
 
 int ceil_div(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
@@ -73,10 +74,9 @@ bool lay_out_rings(DenseGemmConfig& config, int units, int num_bytes) {
   return false;
 }
 
-// Blocks of 32 columns that a share of a shrink should have: few rows have few adapters and many
-// warps without a share, more rows share after share.
+// Few rows have few adapters: small shares still find a warp each.
 int shrink_splits(const MatrixLayout& layout, int rows) {
-  const int wanted = rows <= 2 ? 6 : 10;
+  const int wanted = rows <= kVeryFewRows ? 6 : 10;  // blocks of 32 columns of a share
   const int blocks = layout.padded_cols / block_cols(layout.format);
   const int most = std::min(kMaxShrinkSplits, kMaxShrinkPartials / (8 * select_halves(rows)));
   return std::clamp(ceil_div(blocks, wanted), 1, most);
@@ -99,9 +99,9 @@ DenseGemmConfig select_dense_gemm(const DenseGemmProblem& problem) {
   config.halves = select_halves(problem.max_rows);
   config.num_shares =
       std::min(problem.layout.num_units, std::max(1, problem.num_sms / config.cluster));
-  // Clusters of four leave some multiprocessors of a group without work; those that then have to
-  // wait for a place double the time. As few as have no more units each.
-  if (config.cluster == kMaxDenseCluster && config.halves > 2) {
+  // Clusters of four do not fill every group of multiprocessors: one that has to wait for a place
+  // doubles the time. As few as have no more units each.
+  if (config.cluster == kMaxDenseCluster && (config.halves > 2 || problem.lora)) {
     config.num_shares = ceil_div(problem.layout.num_units, units);
   }
   config.num_tiles = std::max(1, ceil_div(problem.max_rows, 8 * config.halves));
@@ -113,7 +113,7 @@ DenseGemmConfig select_dense_gemm(const DenseGemmProblem& problem) {
     if (config.halves > 2) config.shared_s_bytes = shared_s_bytes(config.halves);
     config.shrink_splits = shrink_splits(problem.layout, problem.max_rows);
     // Half an SM is a matter of registers too.
-    config.shrink_warps = std::min(problem.max_rows <= 2 ? 2 : kMaxDenseShrinkWarps,
+    config.shrink_warps = std::min(problem.max_rows <= kVeryFewRows ? 2 : kMaxDenseShrinkWarps,
                                    max_inside_warps(half ? 1 : 8) - 1 - config.num_warps);
   }
   if (half && lay_out_rings(config, units, kHalfSharedBytes)) return config;

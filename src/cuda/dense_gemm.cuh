@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
         producer.issue(p, ring.address(filled), ring.barrier(filled));
       }
     }
-  } else if (warp == num_warps && lane == 0) {
+  } else if ((kLora != DenseLora::kInside || warp == num_warps) && lane == 0) {
     barrier_init(shared_address(&joined), 1);
     if constexpr (kLora == DenseLora::kInside) {
       barrier_init(shared_address(&segments_there), 1);
