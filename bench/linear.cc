@@ -1,6 +1,7 @@
 // Times dense projections for few rows beside cuBLASLt's fastest algorithm, on the same values.
 // Copies of the weight that together exceed the L2 take turns, as nodes of one graph: alone, and
-// each behind an add_norm that writes its input, as in a layer.
+// each behind an add_norm that writes its input, as in a layer. Some also with adapters, which
+// cuBLASLt does not know.
 //
 // Usage: bench_linear [NAME ...]     (default: all)
 // Ends with 1 where the two differ by more than their rounding.
@@ -34,16 +35,20 @@ constexpr double kRoofline = 4.2e12;
 constexpr double kBytesInTurn = 400e6;
 constexpr double kTolerance = 0.02;  // of the largest output
 
+constexpr int kAdapters = 8;
+constexpr int kRank = 32;
+
 struct Projection {
   std::string name;
   int out_size;
   int in_size;
   bool logits = false;
-  bool behind_norm = true;  // as in the model
+  bool behind_norm = true;           // as in the model
+  std::vector<int> lora_parts = {};  // the rows of each B; none: not timed with adapters
 };
 const Projection kProjections[] = {
-    {"gpt-oss-20b qkv", 5120, 2880},
-    {"gpt-oss-20b o", 2880, 4096},
+    {"gpt-oss-20b qkv", 5120, 2880, false, true, /*lora_parts=*/{4096, 512, 512}},
+    {"gpt-oss-20b o", 2880, 4096, false, true, /*lora_parts=*/{2880}},
     {"qwen3-32b qkv", 10240, 5120},
     {"qwen3-32b o", 5120, 8192},
     {"qwen3-32b gate_up", 51200, 5120},
@@ -97,6 +102,7 @@ class Bench {
     } else {
       linear_ = backend.plan(LinearDesc{.in_size = p_.in_size, .out_sizes = {p_.out_size}}).value();
     }
+    if (!p_.lora_parts.empty()) make_adapters(pool);
     if (p_.behind_norm) {
       add_norm_ = backend.plan(AddNormDesc{.hidden_size = p_.in_size}).value();
     }
@@ -142,11 +148,56 @@ class Bench {
       line += fmt::format(" | outputs differ by {:.4f} of the largest", difference);
     }
     fmt::print("{}\n", line);
+    if (!p_.lora_parts.empty()) {
+      make_step(rows, kAdapters);
+      fmt::print("{:20} {:6} x {:5}, {:2} rows, {} adapters of rank {}: {}\n", p_.name, p_.out_size,
+                 p_.in_size, rows, kAdapters, kRank, report([&](bool behind_norm) {
+                   for (size_t layer = 0; layer < packed_.size(); ++layer) {
+                     if (behind_norm) run_norm(rows);
+                     run_linear(*with_lora_[layer], rows, packed_[layer].get());
+                   }
+                 }));
+    }
     std::fflush(stdout);
     return difference <= kTolerance;
   }
 
  private:
+  // A layer for each copy of the weight, so that A and B come from memory as the weight does. The
+  // matrices begin at different places of `values`.
+  void make_adapters(const std::vector<uint16_t>& values) {
+    const int layers = static_cast<int>(packed_.size());
+    MEDLEY_CHECK(backend_.make_lora_table({.max_slots = kAdapters, .num_layers = layers}).ok());
+    for (int layer = 0; layer < layers; ++layer) {
+      with_lora_.push_back(backend_
+                               .plan(LinearDesc{.in_size = p_.in_size,
+                                                .out_sizes = p_.lora_parts,
+                                                .lora = LoraSite{LoraModule::kQkv, layer}})
+                               .value());
+    }
+    for (int slot = 0; slot < kAdapters; ++slot) {
+      std::vector<LoraModuleWeights> modules;
+      for (int layer = 0; layer < layers; ++layer) {
+        modules.push_back({.site = {LoraModule::kQkv, layer}});
+        int64_t begin = 0;
+        for (const int part : p_.lora_parts) {
+          const uint16_t* from = values.data() + (slot * layers + layer) * 1000;
+          modules.back().pairs.push_back(
+              {.row_begin = begin,
+               .row_end = begin + part,
+               .rank = kRank,
+               .a = {{.data = from, .rows = kRank, .cols = p_.in_size, .row_stride = p_.in_size}},
+               .b = {{.data = from, .rows = part, .cols = kRank, .row_stride = kRank}},
+               .scale = std::vector<float>(kRank, 1.0f)});
+          begin += part;
+        }
+      }
+      adapters_.push_back(backend_.pack_adapter(modules).value());
+      on_device_.push_back(backend_.upload_adapter(*adapters_.back()).value());
+      backend_.set_adapter(slot, *on_device_.back(), stream_);
+    }
+  }
+
   cuda::DeviceBuffer random_rows(uint32_t seed) const {
     std::mt19937 engine(seed);
     std::normal_distribution<float> normal;
@@ -157,18 +208,20 @@ class Bench {
     return buffer;
   }
 
-  void make_step(int rows) {
+  // Row i has the i-th of the adapters, which take turns; of the base model without any.
+  void make_step(int rows, int adapters = 0) {
     step_ = backend_.make_step({.max_rows = rows, .max_seqs = rows, .max_pages = rows}).value();
     const std::vector<int32_t> zeros(rows, 0);
     const std::vector<int32_t> ones(rows, 1);
-    const std::vector<int32_t> base(rows, kNoAdapter);
+    std::vector<int32_t> adapter_of_row(rows, kNoAdapter);
+    for (int i = 0; adapters > 0 && i < rows; ++i) adapter_of_row[i] = i % adapters;
     std::vector<int32_t> each(rows + 1);
     for (int i = 0; i <= rows; ++i) each[i] = i;
     const std::span<const int32_t> first(each.data(), rows);
     step_->update({.token_ids = zeros,
                    .positions = zeros,
                    .seq_of_row = first,
-                   .adapter_of_row = base,
+                   .adapter_of_row = adapter_of_row,
                    .q_indptr = each,
                    .kv_lens = ones,
                    .page_indptr = each,
@@ -196,10 +249,14 @@ class Bench {
           {.x = x, .weight = weight, .logits = rows_of(out_, DType::kF32, rows, p_.out_size)},
           *step_, stream_);
     } else {
-      linear_->run(
-          {.x = x, .weight = weight, .out = rows_of(out_, DType::kBF16, rows, p_.out_size)}, *step_,
-          stream_);
+      run_linear(*linear_, rows, weight);
     }
+  }
+  void run_linear(Linear& linear, int rows, const PackedWeight* weight) {
+    linear.run({.x = rows_of(x_, DType::kBF16, rows, p_.in_size),
+                .weight = weight,
+                .out = rows_of(out_, DType::kBF16, rows, p_.out_size)},
+               *step_, stream_);
   }
 
   // Microseconds a projection.
@@ -255,6 +312,9 @@ class Bench {
   cuda::DeviceBuffer residual_, x_, out_, cublas_out_;
   std::unique_ptr<PackedWeight> norm_;
   std::unique_ptr<Linear> linear_;
+  std::vector<std::unique_ptr<Linear>> with_lora_;  // by layer
+  std::vector<std::unique_ptr<PackedAdapter>> adapters_;
+  std::vector<std::unique_ptr<DeviceAdapter>> on_device_;
   std::unique_ptr<LmHead> head_;
   std::unique_ptr<AddNorm> add_norm_;
   std::unique_ptr<Step> step_;
@@ -266,15 +326,16 @@ class Bench {
 int main(int argc, char** argv) {
   using namespace medley::bench;
   const std::vector<std::string> names(argv + 1, argv + argc);
-  const auto backend = medley::make_cuda_backend().value();
   std::optional<CublasLt> cublas = CublasLt::open();
-  fmt::print("{}; cuBLASLt {}\n", backend->name(), cublas ? cublas->version() : "not found");
+  fmt::print("{}; cuBLASLt {}\n", medley::make_cuda_backend().value()->name(),
+             cublas ? cublas->version() : "not found");
   bool equal = true;
   for (const Projection& projection : kProjections) {
     const auto wanted = [&](const std::string& name) {
       return projection.name.find(name) != std::string::npos;
     };
     if (!names.empty() && std::ranges::none_of(names, wanted)) continue;
+    const auto backend = medley::make_cuda_backend().value();
     Bench bench(*backend, cublas, projection);
     for (const int rows : {1, 2, 4, 8, 16, 32, 64}) equal &= bench.time_rows(rows);
   }

@@ -11,10 +11,11 @@ namespace medley::cuda {
 // What all ops of a backend share.
 struct Context {
   int num_sms = 0;               // blocks of expert_gemm
-  uint32_t shrink_delay_ns = 0;  // for tests (expert_gemm_kernel.h)
+  uint32_t shrink_delay_ns = 0;  // for tests (expert_gemm_kernel.h, dense_gemm_kernel.h)
   size_t shared_limit = 0;       // dynamic shared memory of a block of expert_gemm
   LoraTable lora;
   DeviceBuffer shrink_out;          // (pairs, kShrinkStride) bfloat16
+  DeviceBuffer dense_shrink;        // the words of a DenseShrinkQueue
   DeviceBuffer mlp_inner;           // (max_rows, I) bfloat16: between dense_mlp's two products
   DeviceBuffer last_token_of_slot;  // (kMaxSamplerSlots) int32: what each sampler slot sampled last
   StepDesc step;                    // the largest so far
@@ -23,6 +24,8 @@ struct Context {
 
   // Makes room for a step of `max_pairs` pairs. At start-up only: recorded graphs hold the address.
   Result<void> reserve_pairs(int max_pairs);
+  // Once, before the first step is planned.
+  Result<void> make_dense_shrink();
   // The same for steps of these capacities, in what planners hold.
   Result<void> reserve_step(const StepDesc& desc);
 };

@@ -68,6 +68,7 @@ class CudaBackend : public Backend {
   Result<std::unique_ptr<Step>> make_step(const StepDesc& desc) override {
     MEDLEY_TRY(context_.reserve_pairs(padded_rows(std::max(desc.max_rows, desc.max_seqs))));
     MEDLEY_TRY(context_.reserve_step(desc));
+    MEDLEY_TRY(context_.make_dense_shrink());
     return std::unique_ptr<Step>(
         std::make_unique<CudaStep>(desc, context_.planners, context_.lora));
   }

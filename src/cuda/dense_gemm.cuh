@@ -1,12 +1,12 @@
 #pragma once
 
+#include "cuda/dense_gemm_lora.cuh"
 #include "cuda/dense_gemm_stream.cuh"
+#include "cuda/dense_shrink.cuh"
 #include "cuda/gate.cuh"
 #include "cuda/launch.h"
 
 namespace medley::cuda {
-
-inline constexpr int kDenseHalfRows = 8;
 
 // Where a tile of rows lies in the step's tiles, pairs and segments.
 struct TilePlace {
@@ -33,15 +33,23 @@ __device__ __forceinline__ TilePlace find_tile(const RoutingView& rows, int tile
 }
 
 // What all warps of a block know about its tile of rows.
-template <int kHalves, bool kLora>
+template <int kHalves, DenseLora kLora>
 struct DenseTile {
   static constexpr int kRows = kHalves * kDenseHalfRows;
   int32_t in_rows[kRows];
   int32_t out_rows[kRows];
-  DenseSegment segments[kLora ? kRows : 1];
+  DenseSegment segments[kLora != DenseLora::kNone ? kRows : 1];
+};
+template <int kHalves>
+struct DenseTile<kHalves, DenseLora::kInside> {
+  static constexpr int kRows = kHalves * kDenseHalfRows;
+  int32_t in_rows[kRows];
+  int32_t out_rows[kRows];
+  DenseSegment segments[kRows];
+  ShrinkSegment shrinks[kRows];
 };
 
-template <DenseRole kRole, int kHalves, bool kLora>
+template <DenseRole kRole, int kHalves, DenseLora kLora>
 __device__ __forceinline__ void fill_tile(const DenseGemmParams& p, const TilePlace& place,
                                           DenseTile<kHalves, kLora>& tile) {
   for (int i = threadIdx.x; i < place.num_rows; i += blockDim.x) {
@@ -50,23 +58,30 @@ __device__ __forceinline__ void fill_tile(const DenseGemmParams& p, const TilePl
     tile.out_rows[i] =
         kRole == DenseRole::kLogits ? __ldcg(p.rows.pair_of_choice + place.first_pair + i) : row;
   }
-  if constexpr (kLora) {
-    for (int i = threadIdx.x; i < place.num_segments; i += blockDim.x) {
-      const RouteSegment segment = p.rows.segments[place.first_segment + i];
-      const LoraEntry& entry = p.lora[segment.slot];
-      tile.segments[i] = {.b = entry.b,
-                          .rank_blocks = entry.rank / kRankBlock,
-                          .num_a = entry.num_a,
-                          .begin = segment.begin - place.first_pair,
-                          .end = segment.begin - place.first_pair + segment.count};
+}
+
+// Thread `worker` of `num_workers`.
+template <int kHalves, DenseLora kLora>
+__device__ __forceinline__ void fill_segments(const DenseGemmParams& p, const TilePlace& place,
+                                              int worker, int num_workers,
+                                              DenseTile<kHalves, kLora>& tile) {
+  for (int i = worker; i < place.num_segments; i += num_workers) {
+    const RouteSegment segment = p.rows.segments[place.first_segment + i];
+    const LoraEntry& entry = p.lora[segment.slot];
+    tile.segments[i] = {.rank_blocks = entry.rank / kRankBlock,
+                        .num_a = entry.num_a,
+                        .begin = segment.begin - place.first_pair,
+                        .end = segment.begin - place.first_pair + segment.count,
+                        .b = entry.b};
+    if constexpr (kLora == DenseLora::kInside) {
+      tile.shrinks[i] = {.a = entry.a,
+                         .scale = entry.scale,
+                         .end_unit = entry.num_a * entry.rank / kUnitRows,
+                         .begin = segment.begin,
+                         .count = segment.count};
     }
   }
 }
-
-template <int kHalves>
-struct DenseSums {
-  float value[kHalves][4];
-};
 
 // Adds the product of a unit with the block's columns.
 template <int kHalves, class Producer>
@@ -98,68 +113,6 @@ __device__ __forceinline__ void add_columns(const DenseGemmParams& p, const Dens
     if (++chunk_of_slot == x_ring.chunks || blocks <= kChunkBlocks) {
       x_ring.release();
       chunk_of_slot = 0;
-    }
-  }
-}
-
-// Adds B s of the block's segments to a unit.
-template <DenseRole kRole, int kHalves, class Producer>
-__device__ __forceinline__ void add_ranks(const DenseGemmParams& p, const DenseShare& share,
-                                          const DenseSegments& segments, int first_pair, int unit,
-                                          DenseSums<kHalves>& sums, WeightRing& ring,
-                                          Producer& producer) {
-  // Rank blocks whose s is under way together.
-  constexpr int kAhead = kHalves <= 2 ? 2 : 1;
-  const int lane = threadIdx.x % kWarpSize;
-  for (int i = share.rank_in_cluster; i < segments.count; i += share.cluster) {
-    const DenseSegment& segment = segments.list[i];
-    const int rank = segment.rank_blocks * kRankBlock;
-    const bool two = kRole == DenseRole::kGateUp && segment.num_a > 1;
-    const int part = kRole != DenseRole::kGateUp && segment.num_a > 1
-                         ? (unit >= p.part_end[0]) + (unit >= p.part_end[1])
-                         : 0;
-    const __nv_bfloat16* s =
-        p.s + static_cast<int64_t>(first_pair + lane / 4) * p.s_stride + part * rank + lane % 4 * 4;
-    const auto touches = [&](int h) {
-      return segment.begin < (h + 1) * kDenseHalfRows && segment.end > h * kDenseHalfRows;
-    };
-    const auto load_s = [&](int h, int offset) -> uint2 {
-      const int column = h * kDenseHalfRows + lane / 4;
-      if (column < segment.begin || column >= segment.end) return {};
-      return __ldcg(reinterpret_cast<const uint2*>(
-          s + static_cast<int64_t>(h * kDenseHalfRows) * p.s_stride + offset));
-    };
-    for (int done = 0; done < segment.rank_blocks; done += kSlotRankBlocks) {
-      const int blocks = min(kSlotRankBlocks, segment.rank_blocks - done);
-      const uint32_t data = ring.wait() + lane * 16;
-      for (int block = 0; block < blocks; block += kAhead) {
-#pragma unroll
-        for (int h = 0; h < kHalves; ++h) {
-          if (!touches(h)) continue;
-          uint2 v[kAhead] = {};
-          uint2 second[kAhead] = {};
-#pragma unroll
-          for (int j = 0; j < kAhead; ++j) {
-            if (block + j >= blocks) break;
-            const int offset = (done + block + j) * kRankBlock;
-            v[j] = load_s(h, offset);
-            if (two) second[j] = load_s(h, offset + rank);
-          }
-#pragma unroll
-          for (int j = 0; j < kAhead; ++j) {
-            if (block + j >= blocks) break;
-            const uint4 b = load_shared_16(data + (block + j) * kRankBlockBytes);
-            if (two) {
-              mma_16x8x16(sums.value[h], {b.x, 0u, b.z, 0u}, v[j].x, v[j].y, sums.value[h]);
-              mma_16x8x16(sums.value[h], {0u, b.y, 0u, b.w}, second[j].x, second[j].y,
-                          sums.value[h]);
-            } else {
-              mma_16x8x16(sums.value[h], {b.x, b.y, b.z, b.w}, v[j].x, v[j].y, sums.value[h]);
-            }
-          }
-        }
-      }
-      ring.refill(p, producer);
     }
   }
 }
@@ -257,11 +210,13 @@ __device__ __forceinline__ void join_cluster(const DenseGemmParams& p, const Den
   }
 }
 
-constexpr int dense_threads(int num_warps) { return (num_warps + 1) * kWarpSize; }
+constexpr int max_dense_threads(int halves, DenseLora lora) {
+  return kWarpSize *
+         (lora == DenseLora::kInside ? max_inside_warps(halves) : max_dense_warps(halves) + 1);
+}
 
-template <DenseRole kRole, int kHalves, bool kLora>
-__global__ void __launch_bounds__(dense_threads(max_dense_warps(kHalves)),
-                                  min_dense_blocks(kHalves))
+template <DenseRole kRole, int kHalves, DenseLora kLora>
+__global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_blocks(kHalves))
     dense_gemm_kernel(const __grid_constant__ DenseGemmParams p,
                       const __grid_constant__ DenseGemmConfig config) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -269,7 +224,12 @@ __global__ void __launch_bounds__(dense_threads(max_dense_warps(kHalves)),
   __shared__ __align__(8) uint64_t x_barriers[2 * kMaxDenseSlots];
   __shared__ __align__(8) uint64_t joined;
   __shared__ DenseTile<kHalves, kLora> tile;
-  __shared__ DenseProducer<kLora> producers[kMaxDenseWarps];
+  __shared__ DenseProducer<kLora != DenseLora::kNone> producers[kMaxDenseWarps];
+  // kInside: the tile's segments are there; where s is, or will be, is known.
+  __shared__ __align__(8) uint64_t segments_there;
+  __shared__ __align__(8) uint64_t s_there;
+  __shared__ PlaceOfS place_of_s;
+  __shared__ DenseShrinkStart shrink_start;
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
   const int num_warps = config.num_warps;
@@ -304,7 +264,7 @@ __global__ void __launch_bounds__(dense_threads(max_dense_warps(kHalves)),
                            .slot_bytes = x_slot_bytes(kHalves, config.x_chunks),
                            .num_slots = config.x_slots,
                            .chunks = config.x_chunks};
-  DenseProducer<kLora>& producer = producers[warp < num_warps ? warp : 0];
+  auto& producer = producers[warp < num_warps ? warp : 0];
   int filled = 0;
   if (warp < num_warps) {
     if (lane == 0) {
@@ -315,8 +275,13 @@ __global__ void __launch_bounds__(dense_threads(max_dense_warps(kHalves)),
         producer.issue(p, ring.address(filled), ring.barrier(filled));
       }
     }
-  } else if (lane == 0) {
+  } else if ((kLora != DenseLora::kInside || warp == num_warps) && lane == 0) {
     barrier_init(shared_address(&joined), 1);
+    if constexpr (kLora == DenseLora::kInside) {
+      barrier_init(shared_address(&segments_there), 1);
+      barrier_init(shared_address(&s_there),
+                   waits_for_each_s(kHalves, kLora) ? 1 : config.shrink_warps);
+    }
     for (int i = 0; i < x_ring.num_slots; ++i) {
       barrier_init(x_ring.full + i * 8, 1);
       barrier_init(x_ring.empty + i * 8, num_warps);
@@ -333,20 +298,71 @@ __global__ void __launch_bounds__(dense_threads(max_dense_warps(kHalves)),
     generic_before_async_fence();
   }
   if (tile_idx == 0) place = find_tile<kHalves>(p.rows, 0);
+  // One tile only: constants to the compiler.
+  if constexpr (kLora == DenseLora::kInside) place.first_pair = place.first_segment = 0;
   fill_tile<kRole, kHalves, kLora>(p, place, tile);
+  if constexpr (kLora == DenseLora::kBefore) {
+    fill_segments(p, place, threadIdx.x, blockDim.x, tile);
+  }
   __syncthreads();
   if (config.cluster > 1) cluster_arrive();
+
+  if constexpr (kLora == DenseLora::kInside) {
+    if (warp > num_warps) {
+      const DenseShrinkList list = {tile.shrinks, tile.in_rows, place.num_segments};
+      DenseShrinker shrinker = {
+          p, list, config.shrink_splits, warp - num_warps - 1, config.shrink_warps, shrink_start};
+      // The activations do not wait for this.
+      if (shrinker.warp == 0) {
+        fill_segments(p, place, lane, kWarpSize, tile);
+        __syncwarp();
+        list.add_up();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared_address(&segments_there));
+      }
+      shrinker.prepare();
+      wait_for_predecessor();
+      constexpr bool kStaged = !waits_for_each_s(kHalves, kLora);
+      __nv_bfloat16* const staged = kStaged && list.max_units() * kUnitRows <= kSharedRanks
+                                        ? reinterpret_cast<__nv_bfloat16*>(
+                                              shared + config.shared_bytes - config.shared_s_bytes)
+                                        : nullptr;
+      shrinker.run([&](const __nv_bfloat16* s) {
+        if (threadIdx.x != (num_warps + 1) * kWarpSize) return;
+        place_of_s = staged != nullptr ? PlaceOfS{staged, kSharedRanks} : PlaceOfS{s, p.s_stride};
+        if constexpr (!kStaged) barrier_arrive(shared_address(&s_there));
+      });
+      if constexpr (kStaged) {
+        wait_for_all_s(list, shrinker.s(shrink_start.state.turn), p.s_stride,
+                       {.first = rank_in_cluster,
+                        .step = config.cluster,
+                        .worker = static_cast<int>(threadIdx.x) - (num_warps + 1) * kWarpSize,
+                        .num_workers = config.shrink_warps * kWarpSize,
+                        .to = staged});
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared_address(&s_there));
+      }
+      shrinker.leave(place.num_rows);
+      __syncwarp();
+      if (config.cluster > 1) cluster_wait();
+      return;
+    }
+  }
 
   const int num_rounds = (share.last - share.first + num_warps - 1) / num_warps;
   DenseSums<kHalves> sums = {};
   if (warp == num_warps) {
-    // With LoRA x is complete; without, the predecessor may have written it.
-    if constexpr (!kLora) wait_for_predecessor();
+    // Behind lora_shrink x is complete; else the predecessor may have written it.
+    if constexpr (kLora != DenseLora::kBefore) wait_for_predecessor();
     bring_activations(p, share, num_rounds, place.num_rows, tile.in_rows, x_ring);
-    if constexpr (kLora) wait_for_predecessor();
+    if constexpr (kLora == DenseLora::kBefore) wait_for_predecessor();
   } else {
     const DenseSegments segments = {tile.segments, place.num_segments};
-    if constexpr (kLora) {
+    PlaceOfS s = {p.s + static_cast<int64_t>(place.first_pair) * p.s_stride, p.s_stride};
+    if constexpr (kLora != DenseLora::kNone) {
+      if constexpr (kLora == DenseLora::kInside) {
+        barrier_wait(shared_address(&segments_there), 0);
+      }
       if (lane == 0) {
         producer.set_segments(segments);
         for (; filled < ring.num_slots; ++filled) {
@@ -367,9 +383,15 @@ __global__ void __launch_bounds__(dense_threads(max_dense_warps(kHalves)),
       float2 bias = {};
       if (config.cluster == 1) bias = load_bias(p, unit);
       add_columns<kHalves>(p, share, sums, ring, x_ring, producer);
-      if constexpr (kLora) {
-        if (round == 0) wait_for_predecessor();
-        add_ranks<kRole, kHalves>(p, share, segments, place.first_pair, unit, sums, ring, producer);
+      if constexpr (kLora != DenseLora::kNone) {
+        if (round == 0) {
+          wait_for_predecessor();
+          if constexpr (kLora == DenseLora::kInside) {
+            barrier_wait(shared_address(&s_there), 0);
+            s = place_of_s;
+          }
+        }
+        add_ranks<kRole, kHalves, kLora>(p, share, segments, s, unit, sums, ring, producer);
       }
       if (config.cluster > 1) continue;
 #pragma unroll
@@ -390,31 +412,44 @@ __global__ void __launch_bounds__(dense_threads(max_dense_warps(kHalves)),
   }
 }
 
-template <DenseRole kRole, int kHalves>
-void launch_dense_form(bool lora, const DenseGemmConfig& config, const DenseGemmParams& params,
+template <DenseRole kRole, int kHalves, DenseLora kLora>
+void launch_dense_form(const DenseGemmConfig& config, const DenseGemmParams& params,
                        cudaStream_t stream) {
+  const int num_warps =
+      config.num_warps + 1 + (kLora == DenseLora::kInside ? config.shrink_warps : 0);
   const LaunchShape shape = {.grid = dim3(config.num_tiles * config.num_shares * config.cluster),
-                             .block = dim3(dense_threads(config.num_warps)),
+                             .block = dim3(num_warps * kWarpSize),
                              .cluster = config.cluster,
                              .shared_bytes = config.shared_bytes};
-  [[maybe_unused]] static const bool allowed = allow_all_shared_memory(
-      dense_gemm_kernel<kRole, kHalves, false>, dense_gemm_kernel<kRole, kHalves, true>);
-  launch(lora ? dense_gemm_kernel<kRole, kHalves, true> : dense_gemm_kernel<kRole, kHalves, false>,
-         shape, stream, params, config);
+  [[maybe_unused]] static const bool allowed =
+      allow_all_shared_memory(dense_gemm_kernel<kRole, kHalves, kLora>);
+  launch(dense_gemm_kernel<kRole, kHalves, kLora>, shape, stream, params, config);
+}
+
+template <DenseRole kRole, int kHalves>
+void launch_dense_halves(DenseLora lora, const DenseGemmConfig& config,
+                         const DenseGemmParams& params, cudaStream_t stream) {
+  if (lora == DenseLora::kNone) {
+    launch_dense_form<kRole, kHalves, DenseLora::kNone>(config, params, stream);
+  } else if (lora == DenseLora::kInside) {
+    launch_dense_form<kRole, kHalves, DenseLora::kInside>(config, params, stream);
+  } else if constexpr (kHalves == kMaxDenseHalves) {
+    launch_dense_form<kRole, kHalves, DenseLora::kBefore>(config, params, stream);
+  }
 }
 
 template <DenseRole kRole>
-void launch_dense_gemm(bool lora, const DenseGemmConfig& config, const DenseGemmParams& params,
+void launch_dense_gemm(DenseLora lora, const DenseGemmConfig& config, const DenseGemmParams& params,
                        cudaStream_t stream) {
   switch (config.halves) {
     case 1:
-      return launch_dense_form<kRole, 1>(lora, config, params, stream);
+      return launch_dense_halves<kRole, 1>(lora, config, params, stream);
     case 2:
-      return launch_dense_form<kRole, 2>(lora, config, params, stream);
+      return launch_dense_halves<kRole, 2>(lora, config, params, stream);
     case 4:
-      return launch_dense_form<kRole, 4>(lora, config, params, stream);
+      return launch_dense_halves<kRole, 4>(lora, config, params, stream);
     default:
-      return launch_dense_form<kRole, 8>(lora, config, params, stream);
+      return launch_dense_halves<kRole, kMaxDenseHalves>(lora, config, params, stream);
   }
 }
 

@@ -8,6 +8,7 @@ struct DenseGemmProblem {
   MatrixLayout layout;
   int max_rows = 1;  // of a launch
   int num_sms = 0;
+  bool lora = false;  // changes how the work is shared out, but no order of the weight's sums
 };
 
 // Pure host arithmetic, keyed by shape and padded batch alone. A block takes half an SM where few

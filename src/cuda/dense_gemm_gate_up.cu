@@ -2,7 +2,7 @@
 
 namespace medley::cuda {
 
-template void launch_dense_gemm<DenseRole::kGateUp>(bool, const DenseGemmConfig&,
+template void launch_dense_gemm<DenseRole::kGateUp>(DenseLora, const DenseGemmConfig&,
                                                     const DenseGemmParams&, cudaStream_t);
 
 }  // namespace medley::cuda

@@ -2,7 +2,7 @@
 
 namespace medley::cuda {
 
-template void launch_dense_gemm<DenseRole::kRows>(bool, const DenseGemmConfig&,
+template void launch_dense_gemm<DenseRole::kRows>(DenseLora, const DenseGemmConfig&,
                                                   const DenseGemmParams&, cudaStream_t);
 
 }  // namespace medley::cuda

@@ -28,12 +28,12 @@ __device__ __forceinline__ uint32_t remote_address(uint32_t local, int rank) {
 }
 
 // The rows of one adapter in a tile of rows: columns [begin, end) of the tile.
-struct DenseSegment {
-  const uint8_t* b;
+struct alignas(16) DenseSegment {
   int32_t rank_blocks;
   int32_t num_a;
   int32_t begin;
   int32_t end;
+  const uint8_t* b;
 };
 struct DenseSegments {
   const DenseSegment* list;
@@ -52,7 +52,8 @@ struct DenseShare {
 };
 
 // The copies that a warp will consume, in order: for each of its units the stages of its columns,
-// then with LoRA the rank blocks of the block's segments. Lives in shared memory and is lane 0's
+// then with LoRA the rank blocks of the block's segments, in one slot those of several segments as
+// far as whole ones fit behind the first. Lives in shared memory and is lane 0's
 // alone, which spares the warp its registers.
 template <bool kLora>
 struct DenseProducer {
@@ -111,14 +112,20 @@ struct DenseProducer {
     if (segment >= segments.count) next_unit();
   }
   __device__ void issue_ranks(uint32_t slot, uint32_t barrier) {
-    const DenseSegment& from = segments.list[segment];
-    const int count = min(kSlotRankBlocks, from.rank_blocks - block);
-    barrier_expect(barrier, count * kRankBlockBytes);
-    bulk_copy(slot,
-              from.b + (static_cast<int64_t>(unit) * from.rank_blocks + block) * kRankBlockBytes,
-              count * kRankBlockBytes, barrier);
-    block += count;
-    if (block == from.rank_blocks) next_segment();
+    int filled = 0;
+    do {
+      const DenseSegment& from = segments.list[segment];
+      const int count = min(kSlotRankBlocks, from.rank_blocks - block);
+      if (filled + count > kSlotRankBlocks) break;
+      barrier_expect_more(barrier, count * kRankBlockBytes);
+      bulk_copy(slot + filled * kRankBlockBytes,
+                from.b + (static_cast<int64_t>(unit) * from.rank_blocks + block) * kRankBlockBytes,
+                count * kRankBlockBytes, barrier);
+      filled += count;
+      block += count;
+      if (block == from.rank_blocks) next_segment();
+    } while (at >= share.end);
+    barrier_arrive(barrier);
   }
 };
 

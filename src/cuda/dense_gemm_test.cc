@@ -48,10 +48,53 @@ TEST(SelectDenseGemm, TilesOfRowsCoverTheBatch) {
   }
 }
 
+TEST(SelectDenseGemm, AdaptersDoNotChangeTheSplitOfColumns) {
+  for (const auto& [rows, cols] : {std::pair(5120, 2880), {2880, 4096}, {5120, 25600}, {64, 64}}) {
+    for (const int max_rows : {1, 8, 16, 32, 64, 200}) {
+      DenseGemmProblem with = problem(rows, cols, max_rows);
+      const int cluster = select_dense_gemm(with).cluster;
+      with.lora = true;
+      EXPECT_EQ(select_dense_gemm(with).cluster, cluster) << max_rows;
+    }
+  }
+}
+
+TEST(SelectDenseGemm, ClustersOfFourLeaveRoomForThemselves) {
+  // A group of multiprocessors has 16 or 18, so that 132 hold 32 clusters of four and not 33.
+  DenseGemmProblem o = problem(2880, 4096, 64);
+  EXPECT_EQ(select_dense_gemm(o).num_shares, 30);  // of 6 of the 180 units
+  o.max_rows = 1;
+  EXPECT_EQ(select_dense_gemm(o).num_shares, 33);  // half an SM each
+}
+
+TEST(SelectDenseGemm, ShrinksUpToSixtyFourRows) {
+  const auto select = [](int64_t cols, int max_rows) {
+    DenseGemmProblem with = problem(5120, cols, max_rows);
+    with.lora = true;
+    return select_dense_gemm(with);
+  };
+  EXPECT_EQ(select(2880, 1).shrink_splits, 15);  // of 90 blocks of 32 columns, 6 each
+  EXPECT_EQ(select(2880, 8).shrink_splits, 9);
+  EXPECT_EQ(select(2880, 64).shrink_splits, 4);  // kMaxShrinkPartials / 64
+  EXPECT_EQ(select(64, 1).shrink_splits, 1);
+  EXPECT_EQ(select(2880, 65).shrink_splits, 0);
+  EXPECT_EQ(select_dense_gemm(problem(5120, 2880, 1)).shrink_splits, 0);
+}
+
 TEST(SelectDenseGemm, EveryShapeFits) {
   for (const int64_t rows : {16, 17, 512, 2880, 5120, 8192, 51200, 57344, 201088}) {
     for (const int64_t cols : {8, 64, 2880, 4096, 5120, 8192, 25600, 28672}) {
       for (const int max_rows : {1, 8, 16, 32, 64, 4096}) {
+        DenseGemmProblem with = problem(rows, cols, max_rows);
+        with.lora = true;
+        const DenseGemmConfig inside = select_dense_gemm(with);
+        EXPECT_LE(inside.shared_bytes, 220u * 1024) << inside.to_string();
+        if (max_rows <= kMaxInsideRows) {
+          EXPECT_GE(inside.shrink_warps, 1) << inside.to_string();
+          EXPECT_LE(inside.num_warps + 1 + inside.shrink_warps, max_inside_warps(inside.halves))
+              << inside.to_string();
+          EXPECT_LE(max_rows * inside.shrink_splits, kMaxShrinkPartials) << inside.to_string();
+        }
         const DenseGemmConfig config = select_dense_gemm(problem(rows, cols, max_rows));
         EXPECT_GE(config.num_slots, 1) << config.to_string();
         EXPECT_LE(config.num_slots, kMaxDenseSlots) << config.to_string();

@@ -6,7 +6,7 @@
 
 namespace medley::cuda {
 
-// Shrinks where the step has adapters, then the product with LoRA inside.
+// A product, with LoRA inside where the step has adapters; a step of many rows shrinks before it.
 struct DenseJob {
   DenseRole role = DenseRole::kRows;
   DenseGemmParams params;

@@ -1,5 +1,3 @@
-#include <cooperative_groups.h>
-
 #include <algorithm>
 
 #include "cuda/launch.h"
@@ -75,22 +73,16 @@ __device__ __forceinline__ void add_blocks(HalfSums& sum, const LoraShrinkParams
 __global__ void __maxnreg__(80)
     lora_shrink_kernel(const __grid_constant__ LoraShrinkParams p,
                        const __grid_constant__ LoraShrinkConfig config) {
-  namespace cg = cooperative_groups;
   __shared__ float sums[kMaxShrinkWarps][kUnitRows * kHalfRows];
-  const cg::cluster_group cluster = cg::this_cluster();
-  const int rank_in_cluster = blockIdx.x % config.cluster;
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
   const int num_warps = config.num_warps;
-  const Stride stride = {.first = rank_in_cluster * num_warps + warp,
-                         .step = config.cluster * num_warps};
+  const Stride stride = {.first = warp, .step = num_warps};
   const int num_blocks = p.layout.padded_cols / 32;
   const int num_segments = *p.rows.num_segments;
-  const int num_clusters = gridDim.x / config.cluster;
 
   bool waited = false;
-  for (int segment_idx = blockIdx.x / config.cluster; segment_idx < num_segments;
-       segment_idx += num_clusters) {
+  for (int segment_idx = blockIdx.x; segment_idx < num_segments; segment_idx += gridDim.x) {
     // The step's rows, adapters and their A are older than the predecessor.
     const RouteSegment segment = p.rows.segments[segment_idx];
     const LoraEntry& entry = p.lora[segment.slot];
@@ -128,22 +120,15 @@ __global__ void __maxnreg__(80)
           const int column = lane % 4 * 2 + i % 2;
           sums[warp][column * kUnitRows + rank_row] = sum.value[h][i];
         }
-        cluster_arrive();
-        cluster_wait();
-        if (rank_in_cluster == 0) {
-          for (int i = threadIdx.x; i < columns * kUnitRows; i += blockDim.x) {
-            const int rank = unit * kUnitRows + i % kUnitRows;
-            float total = 0.0f;
-            for (int block = 0; block < config.cluster; ++block) {
-              const float* from = cluster.map_shared_rank(&sums[0][0], block);
-              for (int w = 0; w < num_warps; ++w) total += from[w * kUnitRows * kHalfRows + i];
-            }
-            const int64_t pair = segment.begin + h * kHalfRows + i / kUnitRows;
-            p.s[pair * p.s_stride + rank] = __float2bfloat16_rn(total * scale[rank]);
-          }
+        __syncthreads();
+        for (int i = threadIdx.x; i < columns * kUnitRows; i += blockDim.x) {
+          const int rank = unit * kUnitRows + i % kUnitRows;
+          float total = 0.0f;
+          for (int w = 0; w < num_warps; ++w) total += sums[w][i];
+          const int64_t pair = segment.begin + h * kHalfRows + i / kUnitRows;
+          p.s[pair * p.s_stride + rank] = __float2bfloat16_rn(total * scale[rank]);
         }
-        cluster_arrive();
-        cluster_wait();
+        __syncthreads();
       }
     }
   }
@@ -155,9 +140,8 @@ __global__ void __maxnreg__(80)
 void launch_lora_shrink(const LoraShrinkConfig& config, const LoraShrinkParams& params,
                         int max_segments, cudaStream_t stream) {
   const LaunchShape shape = {
-      .grid = dim3(std::min(max_segments, config.max_clusters) * config.cluster, config.rank_step),
-      .block = dim3(config.num_warps * kWarpSize),
-      .cluster = config.cluster};
+      .grid = dim3(std::min(max_segments, config.max_blocks), config.rank_step),
+      .block = dim3(config.num_warps * kWarpSize)};
   launch(lora_shrink_kernel, shape, stream, params, config);
 }
 

@@ -10,10 +10,9 @@ inline MatrixLayout lora_a_layout(int in_size) {
   return make_matrix_layout(StreamFormat::kBF16, kUnitRows, in_size);
 }
 
-// One warp per block of 32 columns, kMaxShrinkWarps at most. Decode steps leave the device idle:
-// four blocks then share the columns. Keyed by shape and padded batch, as it decides the order of a
-// sum.
-LoraShrinkConfig select_lora_shrink(const MatrixLayout& layout, int max_pairs);
+// One warp per block of 32 columns, kMaxShrinkWarps at most. Keyed by the shape, as it decides the
+// order of a sum.
+LoraShrinkConfig select_lora_shrink(const MatrixLayout& layout);
 
 struct LoraShrinkJob {
   RoutingView rows;
@@ -23,7 +22,8 @@ struct LoraShrinkJob {
   int max_pairs = 0;  // of a launch
 };
 
-// Enqueues s = scale * A x of every pair; returns where it will be: (pairs, kShrinkStride).
+// For steps of more rows than dense_gemm shrinks itself. Enqueues s = scale * A x of every pair;
+// returns where it will be: (pairs, kShrinkStride).
 const __nv_bfloat16* run_lora_shrink(Context& context, const LoraShrinkJob& job, Stream& stream);
 
 }  // namespace medley::cuda

@@ -23,14 +23,12 @@ struct LoraShrinkParams {
 
 inline constexpr int kMaxShrinkWarps = 8;
 
-// A cluster takes every rank_step-th unit of 16 ranks of every max_clusters-th segment. The warps
-// of its blocks split the columns at places that depend on the layout and the config alone; their
-// sums are added in order.
+// A block takes every rank_step-th unit of 16 ranks of every max_blocks-th segment. Its warps split
+// the columns at places that depend on the config alone; their sums are added in order.
 struct LoraShrinkConfig {
   int num_warps = 0;  // of a block
   int rank_step = 0;
-  int cluster = 1;  // blocks
-  int max_clusters = 0;
+  int max_blocks = 0;
 };
 
 void launch_lora_shrink(const LoraShrinkConfig& config, const LoraShrinkParams& params,

@@ -57,9 +57,9 @@ void DeviceBuffer::copy_from_host(const void* source, size_t num_bytes, size_t b
   copy_to_device(as<std::byte>(byte_offset), source, num_bytes);
 }
 
-void DeviceBuffer::fill_zero() {
+void DeviceBuffer::fill(uint8_t value) {
   if (num_bytes_ == 0) return;
-  MEDLEY_CUDA_CHECK(cudaMemset(data_, 0, num_bytes_));
+  MEDLEY_CUDA_CHECK(cudaMemset(data_, value, num_bytes_));
   wait_for_default_stream();
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "backend/backend.h"
@@ -34,7 +35,8 @@ class DeviceBuffer : public Buffer {
   }
   // Both return when the device has the bytes: streams do not wait for the default stream.
   void copy_from_host(const void* source, size_t num_bytes, size_t byte_offset = 0);
-  void fill_zero();
+  void fill_zero() { fill(0); }
+  void fill(uint8_t value);  // each byte
 
  private:
   void* data_ = nullptr;

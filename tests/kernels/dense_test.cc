@@ -53,11 +53,11 @@ LinearCase qkv_rows(int rows) {
           .adapter_of_row = mixed_adapters(rows),
           .ranks = {8, 16, 5}};
 }
-LinearCase wide_rank(int rank) {
-  return {.name = "Rank" + std::to_string(rank),
+LinearCase wide_rank(int rank, int rows = 11) {
+  return {.name = "Rank" + std::to_string(rank) + "Of" + std::to_string(rows),
           .in_size = 320,
           .out_sizes = {96},
-          .adapter_of_row = mixed_adapters(11),
+          .adapter_of_row = mixed_adapters(rows),
           .ranks = {rank}};
 }
 
@@ -105,6 +105,7 @@ INSTANTIATE_TEST_SUITE_P(
                    .ranks = {64}},
         qkv_rows(1), qkv_rows(16), qkv_rows(17), qkv_rows(33), qkv_rows(64), qkv_rows(65),
         qkv_rows(200), wide_rank(1), wide_rank(7), wide_rank(16), wide_rank(64), wide_rank(200),
+        wide_rank(200, 40), wide_rank(512, 64), wide_rank(512, 3),
         LinearCase{.name = "GptOssO",
                    .in_size = 4096,
                    .out_sizes = {2880},
@@ -203,6 +204,10 @@ INSTANTIATE_TEST_SUITE_P(Rows, LogitsOf,
                                            LogitsCase{.name = "WithLora",
                                                       .adapter_of_row = {1, -1, -1, 1, -1},
                                                       .logit_rows = {4, 0, 3},
+                                                      .rank = 8},
+                                           LogitsCase{.name = "NoneWithLora",
+                                                      .adapter_of_row = {1, -1, -1, 0},
+                                                      .logit_rows = {2, 1},
                                                       .rank = 8},
                                            LogitsCase{.name = "SixtyFive",
                                                       .hidden = 640,
