@@ -39,7 +39,7 @@ __device__ __forceinline__ void issue_copy(uint32_t slot, const uint8_t* from, i
                                            uint32_t barrier) {
   if (threadIdx.x % kWarpSize != 0) return;
   barrier_expect(barrier, bytes);
-  bulk_copy(slot, from, bytes, barrier);
+  bulk_copy_once(slot, from, bytes, barrier);
 }
 
 // A warp's place in the stream of copies it will consume: units first + warp, first + warp +

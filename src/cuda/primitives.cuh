@@ -114,6 +114,21 @@ __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* sour
       : "memory");
 }
 
+// The same of what a step reads once, which is far more than the L2 holds: it leaves the L2 before
+// code and activations do.
+__device__ __forceinline__ void bulk_copy_once(uint32_t destination, const void* source, int bytes,
+                                               uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], policy;\n"
+      "}\n" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 // Copies 16 bytes of global memory for the thread that waits for them.
 __device__ __forceinline__ void copy_16_async(uint32_t destination, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source)
