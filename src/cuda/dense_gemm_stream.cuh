@@ -84,7 +84,7 @@ struct DenseProducer {
     if (kLora && at >= share.end) return issue_ranks(slot, barrier);
     const int bytes = min(kChunkBlocks, share.end - at) * kBlockBytes;
     barrier_expect(barrier, bytes);
-    bulk_copy(slot, p.weights + static_cast<int64_t>(unit) * p.layout.unit_bytes + at * kBlockBytes,
+    bulk_copy_once(slot, p.weights + static_cast<int64_t>(unit) * p.layout.unit_bytes + at * kBlockBytes,
               bytes, barrier);
     at += kChunkBlocks;
     if (at < share.end) return;

@@ -12,6 +12,8 @@ namespace {
 constexpr int kMaxSlots = 8;
 constexpr int kThreadsPerBlock = 512;
 constexpr int kMaxRegisters = 128;
+// That a warp asks for before activations are there, where units are spread.
+constexpr int kSpreadFirstSlots = 2;
 // Blocks of a kMxfp4 stage whose arithmetic overlaps.
 constexpr int kUnroll = 5;
 
@@ -117,9 +119,14 @@ __device__ __forceinline__ int2 share_of_block(const ExpertGemmParams& p, int nu
   };
   for (int i = lane; i < num_tiles; i += kWarpSize) total += cost_of(i);
   total = __reduce_add_sync(0xffffffffu, total);
-  const int64_t cost = static_cast<int64_t>(total) * num_units;
-  const int begin = static_cast<int>(cost * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(cost * (blockIdx.x + 1) / gridDim.x);
+  const auto num_blocks = static_cast<int>(gridDim.x);
+  const int each_block = total * num_units / num_blocks;
+  const int left = total * num_units % num_blocks;
+  const auto cost_before = [&](int block) {
+    return each_block * block + left * block / num_blocks;
+  };
+  const int begin = cost_before(static_cast<int>(blockIdx.x));
+  const int end = cost_before(static_cast<int>(blockIdx.x) + 1);
   // A share begins with the first unit whose cost begins at or after `begin`.
   int first = num_tiles * num_units;
   int last = first;
@@ -180,7 +187,7 @@ __global__ void __maxnreg__(kMaxRegisters)
   uint8_t* x = shared + config.num_warps * ring_bytes;
 
   if (kLora && warp >= config.num_warps) {
-    run_shrinks<kRole>(p);
+    run_shrinks<kRole, kSpread ? 1 : 2>(p);
     return;
   }
   const auto barrier_of_products = [&] {
@@ -228,7 +235,11 @@ __global__ void __maxnreg__(kMaxRegisters)
                .num_slots = config.num_slots};
   using AnyProducer = std::conditional_t<kSpread, SpreadProducer, Producer>;
   AnyProducer producer(p, table, {first, last}, warp, config.num_warps);
-  for (int i = 0; i < config.num_slots; ++i) {
+  // The copy engine takes one copy at a time. Where units are spread, warps that do not wait for a
+  // predecessor would wait until all slots of all warps are asked for.
+  const int first_slots = kSpread && kRole != GemmRole::kDown ? min(kSpreadFirstSlots, config.num_slots)
+                                                              : config.num_slots;
+  for (int i = 0; i < first_slots; ++i) {
     producer.issue(ring.slots + i * ring.slot_bytes, ring.barriers + i * 8);
   }
   if (p.routed_before_predecessor) wait_for_predecessor();
@@ -244,6 +255,8 @@ __global__ void __maxnreg__(kMaxRegisters)
   }
   SpreadStages stages(p.layout, first, warp);  // kSpread: this warp's
   const SpreadSums spread_sums = {reinterpret_cast<float*>(x + config.x_bytes)};
+  int num_free = config.num_slots - first_slots;  // kSpread: slots not asked for, from this one on
+  int free_slot = first_slots == config.num_slots ? 0 : first_slots;
   int unit = first + warp;
   bool formed = true;  // the group and its first pieces
   for (int begin = first; begin < last;) {
@@ -284,27 +297,29 @@ __global__ void __maxnreg__(kMaxRegisters)
         spread_sums.store((stages.unit - begin) * num_stages + stages.stage, sum);
         stages.advance(p.layout, config.num_warps);
         __syncwarp();
-        producer.issue(ring.address(), ring.barrier());
         ring.advance();
+        ++num_free;
+        for (int i = 0; i < 2 && num_free > 0; ++i, --num_free) {
+          producer.issue(ring.slots + free_slot * ring.slot_bytes, ring.barriers + free_slot * 8);
+          if (++free_slot == config.num_slots) free_slot = 0;
+        }
       }
-      const int mine = begin + warp;
-      UnitSum<1> first_lora;
-      const auto add_lora_at = [&](int at, UnitSum<1>& sum) {
-        const int second = at >= next_tile;
-        add_lora(sum, p, group.tiles[second], loras[second], shrinks_done<kRole>(p),
-                 at - (tile_idx + second) * p.layout.num_units);
-      };
-      if (kLora && mine < end) add_lora_at(mine, first_lora);
-      barrier_of_products();
-      for (int at = mine; at < end; at += config.num_warps) {
+      // What does not need the other warps' sums comes before the barrier, for a warp's first unit.
+      bool joined = false;
+      for (int at = begin + warp; at < end || !joined; at += config.num_warps) {
         const int second = at >= next_tile;
         const int in_matrix = at - (tile_idx + second) * p.layout.num_units;
-        const float2 bias = load_bias(p, group.tiles[second], in_matrix);
-        UnitSum<1> sum = first_lora;
-        if (kLora && at != mine) {
-          sum = {};
-          add_lora_at(at, sum);
+        UnitSum<1> sum;
+        float2 bias = {};
+        if (at < end) {
+          bias = load_bias(p, group.tiles[second], in_matrix);
+          if constexpr (kLora) {
+            add_lora(sum, p, group.tiles[second], loras[second], shrinks_done<kRole>(p), in_matrix);
+          }
         }
+        if (!joined) barrier_of_products();
+        joined = true;
+        if (at >= end) break;
         spread_sums.add((at - begin) * num_stages, num_stages, sum);
         write_unit<kRole>(p, group.tiles[second], in_matrix, sum,
                           group.out_rows + second * config.half_rows, bias);

@@ -139,8 +139,8 @@ __device__ __forceinline__ uint32_t take_share(const ShrinkQueue& queue) {
   return atomicAdd(queue.taken, 1u);
 }
 
-// All that the shrink warps do.
-template <GemmRole kRole>
+// All that the shrink warps do. kMaxHalves: of a tile, that segments may have.
+template <GemmRole kRole, int kMaxHalves>
 __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p) {
   __shared__ float sums[kShrinkWarps * kShrinkSumFloats];
   __shared__ uint32_t taken;
@@ -162,8 +162,8 @@ __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p) {
   while (mine < num_shares) {
     uint32_t next = 0;
     if (shrink_thread() == 0) next = take_share(queue);
-    if (share.count > kHalfTile) {
-      run_share<kRole, 2>(p, share, sums);
+    if (kMaxHalves > 1 && share.count > kHalfTile) {
+      run_share<kRole, kMaxHalves>(p, share, sums);
     } else {
       run_share<kRole, 1>(p, share, sums);
     }
