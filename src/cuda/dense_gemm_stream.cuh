@@ -84,8 +84,9 @@ struct DenseProducer {
     if (kLora && at >= share.end) return issue_ranks(slot, barrier);
     const int bytes = min(kChunkBlocks, share.end - at) * kBlockBytes;
     barrier_expect(barrier, bytes);
-    bulk_copy_once(slot, p.weights + static_cast<int64_t>(unit) * p.layout.unit_bytes + at * kBlockBytes,
-              bytes, barrier);
+    bulk_copy_once(slot,
+                   p.weights + static_cast<int64_t>(unit) * p.layout.unit_bytes + at * kBlockBytes,
+                   bytes, barrier);
     at += kChunkBlocks;
     if (at < share.end) return;
     if constexpr (!kLora) {

@@ -237,8 +237,9 @@ __global__ void __maxnreg__(kMaxRegisters)
   AnyProducer producer(p, table, {first, last}, warp, config.num_warps);
   // The copy engine takes one copy at a time. Where units are spread, warps that do not wait for a
   // predecessor would wait until all slots of all warps are asked for.
-  const int first_slots = kSpread && kRole != GemmRole::kDown ? min(kSpreadFirstSlots, config.num_slots)
-                                                              : config.num_slots;
+  const int first_slots = kSpread && kRole != GemmRole::kDown
+                              ? min(kSpreadFirstSlots, config.num_slots)
+                              : config.num_slots;
   for (int i = 0; i < first_slots; ++i) {
     producer.issue(ring.slots + i * ring.slot_bytes, ring.barriers + i * 8);
   }
@@ -255,7 +256,8 @@ __global__ void __maxnreg__(kMaxRegisters)
   }
   SpreadStages stages(p.layout, first, warp);  // kSpread: this warp's
   const SpreadSums spread_sums = {reinterpret_cast<float*>(x + config.x_bytes)};
-  int num_free = config.num_slots - first_slots;  // kSpread: slots not asked for, from this one on
+  // kSpread: slots not asked for, and the first of them.
+  int num_free = config.num_slots - first_slots;
   int free_slot = first_slots == config.num_slots ? 0 : first_slots;
   int unit = first + warp;
   bool formed = true;  // the group and its first pieces
