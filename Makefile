@@ -20,9 +20,9 @@ test:             ## everything this machine can test; ends with "N passed, N fa
 
 dist:             ## dist/medley-VERSION: one folder that runs elsewhere, on a GPU or without one
 	@tools/bootstrap test
-	@cmake --preset cuda-release -DMEDLEY_BUILD_TESTS=OFF -B build/dist >/dev/null
-	@cmake --build build/dist -j $(JOBS) --target medley
-	@tools/dist build/dist/src/apps/medley
+	@cmake --preset cuda-release >/dev/null
+	@cmake --build --preset cuda-release -j $(JOBS) --target medley
+	@tools/dist build/cuda-release/src/apps/medley
 
 lint:             ## layers, format, clang-tidy (host files)
 	@tools/lint
