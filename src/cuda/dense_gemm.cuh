@@ -35,14 +35,14 @@ __device__ __forceinline__ TilePlace find_tile(const RoutingView& rows, int tile
 // What all warps of a block know about its tile of rows.
 template <int kHalves, DenseLora kLora>
 struct DenseTile {
-  static constexpr int kRows = kHalves * kDenseHalfRows;
+  static constexpr int kRows = kHalves * kHalfRows;
   int32_t in_rows[kRows];
   int32_t out_rows[kRows];
   DenseSegment segments[kLora != DenseLora::kNone ? kRows : 1];
 };
 template <int kHalves>
 struct DenseTile<kHalves, DenseLora::kInside> {
-  static constexpr int kRows = kHalves * kDenseHalfRows;
+  static constexpr int kRows = kHalves * kHalfRows;
   int32_t in_rows[kRows];
   int32_t out_rows[kRows];
   DenseSegment segments[kRows];
@@ -86,7 +86,7 @@ __device__ __forceinline__ void fill_segments(const DenseGemmParams& p, const Ti
 // Adds the product of a unit with the block's columns.
 template <int kHalves, class Producer>
 __device__ __forceinline__ void add_columns(const DenseGemmParams& p, const DenseShare& share,
-                                            DenseSums<kHalves>& sums, WeightRing& ring,
+                                            UnitSum<kHalves>& sums, WeightRing& ring,
                                             ActivationRing& x_ring, Producer& producer) {
   const int lane = threadIdx.x % kWarpSize;
   const uint32_t lane_x = lane / 4 * x_ring.row_bytes + lane % 4 * 16;
@@ -103,10 +103,8 @@ __device__ __forceinline__ void add_columns(const DenseGemmParams& p, const Dens
       const uint4 high = load_shared_16(data + b * kBlockBytes + kBlockBytes / 2);
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        const uint4 v =
-            load_shared_16(x + h * kDenseHalfRows * x_ring.row_bytes + b * kBlockCols * 2);
-        mma_16x8x16(sums.value[h], {low.x, high.x, low.y, high.y}, v.x, v.y, sums.value[h]);
-        mma_16x8x16(sums.value[h], {low.z, high.z, low.w, high.w}, v.z, v.w, sums.value[h]);
+        add_bf16_block(sums.value[h], low, high,
+                       load_shared_16(x + h * kHalfRows * x_ring.row_bytes + b * kBlockCols * 2));
       }
     }
     ring.refill(p, producer);
@@ -132,7 +130,7 @@ __device__ __forceinline__ void write_values(const DenseGemmParams& p, int unit,
   const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int column = half * kDenseHalfRows + lane % 4 * 2 + i;
+    const int column = half * kHalfRows + lane % 4 * 2 + i;
     if (column >= num_rows) continue;
     const float low = (i == 0 ? sum.x : sum.y) + bias.x;
     const float high = (i == 0 ? sum.z : sum.w) + bias.y;
@@ -163,10 +161,10 @@ __device__ __forceinline__ void write_values(const DenseGemmParams& p, int unit,
 template <DenseRole kRole, int kHalves>
 __device__ __forceinline__ void join_cluster(const DenseGemmParams& p, const DenseShare& share,
                                              int warp, int num_warps, uint32_t receive,
-                                             uint32_t arrived, const DenseSums<kHalves>& sums,
+                                             uint32_t arrived, const UnitSum<kHalves>& sums,
                                              int num_rows, const int32_t* out_rows) {
   const int lane = threadIdx.x % kWarpSize;
-  const int num_halves = (num_rows + kDenseHalfRows - 1) / kDenseHalfRows;
+  const int num_halves = (num_rows + kHalfRows - 1) / kHalfRows;
   const int num_items = (share.last - share.first) * num_halves;
   const int items_of_block = (num_items + share.cluster - 1) / share.cluster;
   const auto place = [&](int from_block, int index) {
@@ -350,7 +348,7 @@ __global__ void __launch_bounds__(max_dense_threads(kHalves, kLora), min_dense_b
   }
 
   const int num_rounds = (share.last - share.first + num_warps - 1) / num_warps;
-  DenseSums<kHalves> sums = {};
+  UnitSum<kHalves> sums = {};
   if (warp == num_warps) {
     // Behind lora_shrink x is complete; else the predecessor may have written it.
     if constexpr (kLora != DenseLora::kBefore) wait_for_predecessor();

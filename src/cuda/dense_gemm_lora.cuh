@@ -2,17 +2,11 @@
 
 #include "cuda/dense_gemm_stream.cuh"
 #include "cuda/dense_shrink.cuh"
+#include "cuda/unit_sum.cuh"
 
 // LoRA's second half inside dense_gemm: B s, added to a unit's sums.
 
 namespace medley::cuda {
-
-inline constexpr int kDenseHalfRows = 8;
-
-template <int kHalves>
-struct DenseSums {
-  float value[kHalves][4];
-};
 
 // Rank blocks whose s is under way together.
 constexpr int s_ahead(DenseRole role, int halves) {
@@ -79,7 +73,7 @@ struct LaneS {
 
  private:
   __device__ __forceinline__ const __nv_bfloat16* address(int half) const {
-    return lane + static_cast<int64_t>(half * kDenseHalfRows) * stride;
+    return lane + static_cast<int64_t>(half * kHalfRows) * stride;
   }
   static __device__ __forceinline__ uint2 read(const __nv_bfloat16* from) {
     if constexpr (kLora == DenseLora::kInside) return load_relaxed_8(from);
@@ -117,7 +111,7 @@ struct RankSlot {
 template <DenseRole kRole, int kHalves, DenseLora kLora, class Producer>
 __device__ __forceinline__ void add_ranks(const DenseGemmParams& p, const DenseShare& share,
                                           const DenseSegments& segments, const PlaceOfS& place,
-                                          int unit, DenseSums<kHalves>& sums, WeightRing& ring,
+                                          int unit, UnitSum<kHalves>& sums, WeightRing& ring,
                                           Producer& producer) {
   using S = LaneS<kRole, kHalves, kLora>;
   const int lane = threadIdx.x % kWarpSize;
@@ -128,7 +122,7 @@ __device__ __forceinline__ void add_ranks(const DenseGemmParams& p, const DenseS
     return kRole != DenseRole::kGateUp && segment.num_a > 1 ? unit_part : 0;
   };
   const auto has = [&](const DenseSegment& segment, int h) {
-    const int column = h * kDenseHalfRows + lane / 4;
+    const int column = h * kHalfRows + lane / 4;
     return column >= segment.begin && column < segment.end;
   };
   // Few columns: the first rank blocks of all segments come together, as each lane's columns have
@@ -175,7 +169,7 @@ __device__ __forceinline__ void add_ranks(const DenseGemmParams& p, const DenseS
         }
 #pragma unroll
         for (int h = 0; h < kHalves; ++h) {
-          if (segment.begin >= (h + 1) * kDenseHalfRows || segment.end <= h * kDenseHalfRows) {
+          if (segment.begin >= (h + 1) * kHalfRows || segment.end <= h * kHalfRows) {
             continue;
           }
           typename S::Values v = {};

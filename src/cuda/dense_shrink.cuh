@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/dense_gemm_kernel.h"
-#include "cuda/primitives.cuh"
+#include "cuda/unit_sum.cuh"
 
 // LoRA's first half inside dense_gemm: s[pair] = scale * (A x), rounded to bfloat16.
 //
@@ -18,11 +18,8 @@
 namespace medley::cuda {
 
 inline constexpr int kPieceRanks = 8;  // that are put back together
-inline constexpr int kShrinkHalf = 8;  // rows
 inline constexpr int kBlockBytesOfA = block_bytes(StreamFormat::kBF16);
 inline constexpr int kShrinkBarrier = 1;  // of the shrink warps (named_barrier)
-// Seconds: nobody is working on it.
-inline constexpr uint32_t kMaxPolls = 1u << 23;
 
 // An adapter's rows in the tile, as a shrink sees them.
 struct ShrinkSegment {
@@ -93,16 +90,11 @@ struct DenseShrinkShare {
   int split;  // of the columns
 };
 
-template <int kHalves>
-struct DenseShrinkSum {
-  float value[kHalves][4] = {};
-};
-
 // Adds the share's blocks of 32 columns.
 template <int kHalves>
 __device__ __forceinline__ void add_share(const DenseGemmParams& p, const DenseShrinkShare& share,
                                           int splits, const int32_t* in_rows,
-                                          DenseShrinkSum<kHalves>& sum) {
+                                          UnitSum<kHalves>& sum) {
   constexpr int kUnroll = kHalves == 1 ? 5 : 3;
   const int lane = threadIdx.x % kWarpSize;
   const int num_blocks = p.layout.padded_cols / 32;
@@ -114,7 +106,7 @@ __device__ __forceinline__ void add_share(const DenseGemmParams& p, const DenseS
   const __nv_bfloat16* x[kHalves];
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    const int column = min(h * kShrinkHalf + lane / 4, share.segment.count - 1);
+    const int column = min(h * kHalfRows + lane / 4, share.segment.count - 1);
     x[h] = p.x + static_cast<int64_t>(in_rows[share.segment.begin + column]) * p.in_size +
            begin * 32 + lane % 4 * 8;
   }
@@ -143,9 +135,7 @@ __device__ __forceinline__ void add_share(const DenseGemmParams& p, const DenseS
     for (int j = 0; j < kUnroll; ++j) {
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        float(&to)[4] = sum.value[h];
-        mma_16x8x16(to, {low[j].x, high[j].x, low[j].y, high[j].y}, v[j][h].x, v[j][h].y, to);
-        mma_16x8x16(to, {low[j].z, high[j].z, low[j].w, high[j].w}, v[j][h].z, v[j][h].w, to);
+        add_bf16_block(sum.value[h], low[j], high[j], v[j][h]);
       }
     }
     a += kUnroll * kBlockBytesOfA;
@@ -195,7 +185,7 @@ __device__ __forceinline__ void run_dense_share(const DenseGemmParams& p,
                                                 const int32_t& turn) {
   const int lane = threadIdx.x % kWarpSize;
   const ShrinkSegment& segment = share.segment;
-  DenseShrinkSum<kHalves> sum;
+  UnitSum<kHalves> sum;
   add_share<kHalves>(p, share, splits, in_rows, sum);
   if (p.shrink.delay_ns != 0) __nanosleep(p.shrink.delay_ns * (ticket % 3));
   const bool last = share.split == splits - 1;
@@ -206,7 +196,7 @@ __device__ __forceinline__ void run_dense_share(const DenseGemmParams& p,
   }
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    const int64_t half = segment.begin + h * kShrinkHalf;  // of all those of segments
+    const int64_t half = segment.begin + h * kHalfRows;  // of all those of segments
     float* partial = p.shrink.partial +
                      (half * kMaxShrinkUnits + share.unit) * splits * kShrinkSumFloats + lane * 4;
     const auto& own = sum.value[h];
@@ -220,7 +210,7 @@ __device__ __forceinline__ void run_dense_share(const DenseGemmParams& p,
     __syncwarp();
     const uint32_t low = transpose_8x8(pack_bf16x2(total.x * scale.x, total.y * scale.x));
     const uint32_t high = transpose_8x8(pack_bf16x2(total.z * scale.y, total.w * scale.y));
-    if (h * kShrinkHalf + lane / 4 < segment.count) {
+    if (h * kHalfRows + lane / 4 < segment.count) {
       __nv_bfloat16* to = place_of_turn(p, turn) + (half + lane / 4) * p.s_stride +
                           share.unit * kUnitRows + lane % 4 * 2;
       store_relaxed_4(to, low);
@@ -331,7 +321,7 @@ struct DenseShrinker {
     while (mine < num_shares()) {
       const uint32_t next = take();
       const DenseShrinkShare share = list.share(mine / splits, mine % splits);
-      if (share.segment.count > kShrinkHalf) {
+      if (share.segment.count > kHalfRows) {
         run_dense_share<2>(p, share, splits, list.in_rows, mine, start.state.turn);
       } else {
         run_dense_share<1>(p, share, splits, list.in_rows, mine, start.state.turn);

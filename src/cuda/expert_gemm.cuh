@@ -2,19 +2,11 @@
 
 #include "cuda/expert_gemm_kernel.h"
 #include "cuda/gate.cuh"
-#include "cuda/primitives.cuh"
+#include "cuda/unit_sum.cuh"
 
 // The pieces of expert_gemm.cu: what a warp does with one stage of a unit.
 
 namespace medley::cuda {
-
-// Columns of one mma: the tokens of a tile come in two halves.
-inline constexpr int kHalfRows = 8;
-
-template <int kHalves>
-struct UnitSum {
-  float value[kHalves][4] = {};
-};
 
 // Adds one kMxfp4 block: `codes` and `scales` are this lane's, `x` its first 16 bytes of the block.
 template <int kHalves>
@@ -75,9 +67,7 @@ __device__ __forceinline__ void add_bf16_stage(UnitSum<kHalves>& sum, uint32_t s
     const uint4 high = load_shared_16(weights + block * 1024 + 512);
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const uint4 v = load_shared_16(x + h * half_stride + block * 64);
-      mma_16x8x16(sum.value[h], {low.x, high.x, low.y, high.y}, v.x, v.y, sum.value[h]);
-      mma_16x8x16(sum.value[h], {low.z, high.z, low.w, high.w}, v.z, v.w, sum.value[h]);
+      add_bf16_block(sum.value[h], low, high, load_shared_16(x + h * half_stride + block * 64));
     }
   }
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/expert_gemm_kernel.h"
-#include "cuda/primitives.cuh"
+#include "cuda/unit_sum.cuh"
 
 // LoRA's first half inside expert_gemm: s[pair] = scale * (A x), rounded to bfloat16.
 //
@@ -12,22 +12,16 @@
 
 namespace medley::cuda {
 
-inline constexpr int kHalfTile = kTileRows / 2;
 inline constexpr int kShrinkThreads = kShrinkWarps * kWarpSize;
 // Shared memory of a warp: its sums of a unit of 16 ranks, for half of a tile's rows.
-inline constexpr int kShrinkSumFloats = kUnitRows * kHalfTile;
-
-template <int kHalves>
-struct ShrinkSum {
-  float value[kHalves][4] = {};
-};
+inline constexpr int kShrinkSumFloats = kUnitRows * kHalfRows;
 
 __device__ __forceinline__ int shrink_thread() { return threadIdx.x % kShrinkThreads; }
 __device__ __forceinline__ void shrink_barrier() { named_barrier(/*id=*/2, kShrinkThreads); }
 
 // Adds this warp's blocks of 32 columns of one unit; `a` and `x` are this lane's first bytes.
 template <int kUnroll, int kHalves>
-__device__ __forceinline__ void add_shrink_blocks(ShrinkSum<kHalves>& sum, const uint8_t* a,
+__device__ __forceinline__ void add_shrink_blocks(UnitSum<kHalves>& sum, const uint8_t* a,
                                                   const __nv_bfloat16* const (&x)[kHalves],
                                                   int in_size) {
   const int num_blocks = (in_size + 31) / 32;
@@ -55,9 +49,7 @@ __device__ __forceinline__ void add_shrink_blocks(ShrinkSum<kHalves>& sum, const
     for (int j = 0; j < kUnroll; ++j) {
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        float(&to)[4] = sum.value[h];
-        mma_16x8x16(to, {low[j].x, high[j].x, low[j].y, high[j].y}, v[j][h].x, v[j][h].y, to);
-        mma_16x8x16(to, {low[j].z, high[j].z, low[j].w, high[j].w}, v[j][h].z, v[j][h].w, to);
+        add_bf16_block(sum.value[h], low[j], high[j], v[j][h]);
       }
     }
   }
@@ -96,11 +88,11 @@ __device__ __forceinline__ void shrink_unit(const ExpertGemmParams& p, const Shr
   const int warp = shrink_thread() / kWarpSize;
   const int unit_bytes = (p.in_size + 31) / 32 * 1024;
   const uint8_t* a = share.a + static_cast<int64_t>(unit) * unit_bytes + lane * 16;
-  ShrinkSum<kHalves> sum;
+  UnitSum<kHalves> sum;
   add_shrink_blocks<kHalves == 1 ? 6 : 3>(sum, a, x, p.in_size);
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    const int columns = min(share.count - h * kHalfTile, kHalfTile);
+    const int columns = min(share.count - h * kHalfRows, kHalfRows);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int rank = lane / 4 + i / 2 * 8;
@@ -112,7 +104,7 @@ __device__ __forceinline__ void shrink_unit(const ExpertGemmParams& p, const Shr
       const int rank = unit * kUnitRows + i % kUnitRows;
       float total = 0.0f;
       for (int w = 0; w < kShrinkWarps; ++w) total += sums[w * kShrinkSumFloats + i];
-      const int64_t pair = share.begin + h * kHalfTile + i / kUnitRows;
+      const int64_t pair = share.begin + h * kHalfRows + i / kUnitRows;
       p.s[pair * p.s_stride + rank] = __float2bfloat16_rn(total * share.scale[rank]);
     }
     shrink_barrier();
@@ -126,7 +118,7 @@ __device__ __forceinline__ void run_share(const ExpertGemmParams& p, const Shrin
   const __nv_bfloat16* x[kHalves];
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    const int pair = share.begin + min(h * kHalfTile + lane / 4, share.count - 1);
+    const int pair = share.begin + min(h * kHalfRows + lane / 4, share.count - 1);
     const int64_t row = kRole == GemmRole::kDown ? pair : __ldcg(p.routing.row_of_pair + pair);
     x[h] = p.x + row * p.in_size + lane % 4 * 8;
   }
@@ -162,7 +154,7 @@ __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p) {
   while (mine < num_shares) {
     uint32_t next = 0;
     if (shrink_thread() == 0) next = take_share(queue);
-    if (kMaxHalves > 1 && share.count > kHalfTile) {
+    if (kMaxHalves > 1 && share.count > kHalfRows) {
       run_share<kRole, kMaxHalves>(p, share, sums);
     } else {
       run_share<kRole, 1>(p, share, sums);
@@ -192,8 +184,7 @@ __device__ __forceinline__ void wait_for_shrinks(const uint32_t* done, int count
                    : "=r"(shares)
                    : "l"(done + lane)
                    : "memory");
-      // Seconds: nobody is working on it.
-      if (polls > (1u << 23)) __trap();
+      if (polls > kMaxPolls) __trap();
     }
     __syncwarp();
     if (lane == 0) *seen = 1;

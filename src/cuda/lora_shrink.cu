@@ -2,16 +2,10 @@
 
 #include "cuda/launch.h"
 #include "cuda/lora_shrink_kernel.h"
-#include "cuda/primitives.cuh"
+#include "cuda/unit_sum.cuh"
 
 namespace medley::cuda {
 namespace {
-
-constexpr int kHalfRows = 8;
-
-struct HalfSums {
-  float value[2][4] = {};
-};
 
 // This warp's blocks of 32 columns: first, first + step, ...
 struct Stride {
@@ -41,7 +35,7 @@ struct BlocksOfA {
 
 // Adds this warp's blocks of one unit, of which `blocks` holds the first.
 template <int kHalves>
-__device__ __forceinline__ void add_blocks(HalfSums& sum, const LoraShrinkParams& p,
+__device__ __forceinline__ void add_blocks(UnitSum<2>& sum, const LoraShrinkParams& p,
                                            const uint8_t* a, BlocksOfA& blocks,
                                            const __nv_bfloat16* const (&x)[2], Stride stride) {
   const int lane_column = threadIdx.x % 4 * 8;
@@ -59,10 +53,7 @@ __device__ __forceinline__ void add_blocks(HalfSums& sum, const LoraShrinkParams
       }
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
-        const uint4& low = blocks.low[j];
-        const uint4& high = blocks.high[j];
-        mma_16x8x16(sum.value[h], {low.x, high.x, low.y, high.y}, v[j].x, v[j].y, sum.value[h]);
-        mma_16x8x16(sum.value[h], {low.z, high.z, low.w, high.w}, v[j].z, v[j].w, sum.value[h]);
+        add_bf16_block(sum.value[h], blocks.low[j], blocks.high[j], v[j]);
       }
     }
   }
@@ -104,7 +95,7 @@ __global__ void __maxnreg__(80)
         launch_dependents();
         waited = true;
       }
-      HalfSums sum;
+      UnitSum<2> sum;
       if (segment.count > kHalfRows) {
         add_blocks<2>(sum, p, a_of_unit, blocks, x, stride);
       } else {

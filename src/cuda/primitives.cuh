@@ -9,6 +9,8 @@
 namespace medley::cuda {
 
 inline constexpr int kWarpSize = 32;
+// Polls of what other blocks write take seconds by then: nobody is working on it.
+inline constexpr uint32_t kMaxPolls = 1u << 23;
 
 // Every block waits before it reads what an earlier kernel wrote, and before it exits.
 __device__ __forceinline__ void wait_for_predecessor() {

@@ -1,12 +1,11 @@
 #include "cuda/launch.h"
-#include "cuda/primitives.cuh"
 #include "cuda/split_lora_kernel.h"
 #include "cuda/split_tile.cuh"
+#include "cuda/unit_sum.cuh"
 
 namespace medley::cuda {
 namespace {
 
-constexpr int kHalfRows = 8;
 constexpr int kStepBlocks = kExpandRanks / kRankBlock;
 
 template <int kHalves>

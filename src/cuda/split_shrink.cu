@@ -1,18 +1,13 @@
 #include "cuda/launch.h"
-#include "cuda/primitives.cuh"
 #include "cuda/split_lora_kernel.h"
 #include "cuda/split_tile.cuh"
+#include "cuda/unit_sum.cuh"
 
 namespace medley::cuda {
 namespace {
 
-constexpr int kHalfRows = 8;
 // Blocks of 32 columns that a warp has under way together.
 constexpr int kColumnBlocks = 3;
-
-struct HalfSums {
-  float value[2][4] = {};
-};
 
 // What a lane reads: its 16 bytes of every block of one unit of A, and of the rows of x.
 struct LaneSource {
@@ -21,18 +16,17 @@ struct LaneSource {
 };
 
 template <int kHalves>
-__device__ __forceinline__ void add_block(HalfSums& sum, uint4 low, uint4 high,
+__device__ __forceinline__ void add_block(UnitSum<2>& sum, uint4 low, uint4 high,
                                           const uint4 (&x)[kHalves]) {
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    mma_16x8x16(sum.value[h], {low.x, high.x, low.y, high.y}, x[h].x, x[h].y, sum.value[h]);
-    mma_16x8x16(sum.value[h], {low.z, high.z, low.w, high.w}, x[h].z, x[h].w, sum.value[h]);
+    add_bf16_block(sum.value[h], low, high, x[h]);
   }
 }
 
 // Adds the blocks first, first + step, ... of `p.num_blocks`.
 template <bool kEvenK, int kHalves>
-__device__ __forceinline__ void add_columns(HalfSums& sum, const SplitShrinkParams& p,
+__device__ __forceinline__ void add_columns(UnitSum<2>& sum, const SplitShrinkParams& p,
                                             const LaneSource& source, int first, int step) {
   const int lane_column = threadIdx.x % 4 * 8;
   const int steps = kEvenK ? p.num_blocks / step : (p.num_blocks + step - 1) / step;
@@ -106,7 +100,7 @@ __global__ void __launch_bounds__(kMaxSplitWarps* kWarpSize)
   for (int unit = tile.n; unit < num_units; unit += config.rank_step) {
     source.a = entry.a + segment.expert * entry.a_expert_bytes +
                static_cast<int64_t>(unit) * p.num_blocks * 1024 + lane * 16;
-    HalfSums sum;
+    UnitSum<2> sum;
     if (segment.count > kHalfRows) {
       add_columns<kEvenK, 2>(sum, p, source, first, step);
     } else {
