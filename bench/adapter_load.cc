@@ -48,8 +48,6 @@ void announce_sites(cuda::LoraTable& table, const ModelSpec& spec) {
   }
 }
 
-double ms_since(int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-6; }
-
 void time_loads(cuda::LoraTable& table, const ModelSpec& spec, const std::string& folder,
                 int runs) {
   for (int i = 0; i < runs; ++i) {

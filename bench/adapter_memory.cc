@@ -120,7 +120,7 @@ double time_way(Chain& chain, cuda::CudaGraph& graph, const Way& way, int replay
     while (!stop && way.work) {
       const int64_t start = now_ns();
       way.work();
-      work_ms.push_back(static_cast<double>(now_ns() - start) * 1e-6);
+      work_ms.push_back(ms_since(start));
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   });
@@ -134,7 +134,7 @@ double time_way(Chain& chain, cuda::CudaGraph& graph, const Way& way, int replay
     if (i == 0) continue;
     MEDLEY_CHECK(done[(i + 1) % 2].wait().ok(), "the device failed");
     const int64_t now = now_ns();
-    if (i > 10) gaps.push_back(static_cast<double>(now - last) * 1e-6);
+    if (i > 10) gaps.push_back(ms_between(last, now));
     last = now;
   }
   chain.stream().synchronize();

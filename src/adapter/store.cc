@@ -21,8 +21,6 @@
 namespace medley {
 namespace {
 
-double ms_since(int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-6; }
-
 constexpr int64_t kRetryAfterNs = 1'000'000'000;  // a failed load may be tried again after this
 
 struct Adapter {

@@ -13,7 +13,6 @@
 namespace medley::apps {
 namespace {
 
-constexpr double kNsPerMs = 1e6;
 constexpr int kSettleTokens = 8;  // of each user, before anything is timed
 constexpr int kQuietTokens = 64;
 constexpr int kProbeTokens = 4;
@@ -110,7 +109,7 @@ Result<ColdSample> run_once(const WorkloadFlags& flags, int concurrency,
   sample.others_cold = users.gaps_ms(cold.sent_ns, cold.token_ns.front());
   sample.steps_cold = users.gaps_of_first_ms(cold.sent_ns, cold.token_ns.front());
   if (const std::optional<int64_t> usable_ns = target.usable_ns()) {
-    sample.load = static_cast<double>(*usable_ns - cold.sent_ns) / kNsPerMs;
+    sample.load = ms_between(cold.sent_ns, *usable_ns);
     // With the step in which the load ended, but not that of the request's prompt.
     const int64_t end_ns = std::min(users.next_token_ns(*usable_ns), cold.token_ns.front() - 1);
     sample.others_load = users.gaps_ms(cold.sent_ns, end_ns);
@@ -148,7 +147,7 @@ std::vector<double> token_gaps_ms(const RequestRecord& record, int64_t from_ns, 
   const std::vector<int64_t>& times = record.token_ns;
   for (size_t i = 1; i < times.size(); ++i) {
     if (times[i] <= from_ns || times[i] > to_ns) continue;
-    gaps.push_back(static_cast<double>(times[i] - times[i - 1]) / kNsPerMs);
+    gaps.push_back(ms_between(times[i - 1], times[i]));
   }
   return gaps;
 }

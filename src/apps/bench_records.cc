@@ -10,7 +10,7 @@
 namespace medley::apps {
 
 double ttft_ms(const RequestRecord& record) {
-  return static_cast<double>(record.token_ns.front() - record.sent_ns) / 1e6;
+  return ms_between(record.sent_ns, record.token_ns.front());
 }
 
 int BenchRecords::add(RequestRecord record) {

@@ -16,7 +16,6 @@
 namespace medley::apps {
 namespace {
 
-constexpr double kNsPerMs = 1e6;
 constexpr int64_t kProgressEveryNs = 200'000'000;
 
 nlohmann::json to_json(const Percentiles& p) {
@@ -125,9 +124,9 @@ BenchSummary summarise(const BenchRun& run) {
     summary.num_output_tokens += request.num_tokens;
     if (times.empty()) continue;
     ttft.push_back(ttft_ms(request));
-    e2e.push_back(static_cast<double>(times.back() - request.sent_ns) / kNsPerMs);
+    e2e.push_back(ms_between(request.sent_ns, times.back()));
     for (size_t i = 1; i < times.size(); ++i) {
-      itl.push_back(static_cast<double>(times[i] - times[i - 1]) / kNsPerMs);
+      itl.push_back(ms_between(times[i - 1], times[i]));
     }
   }
   summary.ttft_ms = percentiles_of(std::move(ttft));
