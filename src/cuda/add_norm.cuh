@@ -97,8 +97,9 @@ __device__ float add_row(const AddNormParams& p, int row, const RowAhead<kDelta>
   const int warp = threadIdx.x / kWarpSize;
   if (threadIdx.x % kWarpSize == 0) warp_sums[warp] = squares;
   __syncthreads();
-  float total = 0.0f;
-  for (int w = 0; w < static_cast<int>(blockDim.x) / kWarpSize; ++w) total += warp_sums[w];
+  const int lane = threadIdx.x % kWarpSize;
+  const float total =
+      warp_sum(lane < static_cast<int>(blockDim.x) / kWarpSize ? warp_sums[lane] : 0.0f);
   return rsqrtf(total / p.hidden_size + p.eps);
 }
 

@@ -9,12 +9,59 @@ namespace {
 
 constexpr int kMaxSlots = 8;
 constexpr int kMinSlots = 2;
-constexpr int kSpreadSlots = 4;  // more take longer to be asked for than they save
 constexpr int kWarpCounts[] = {16, 12, 8, 4};
 constexpr int kMaxThreads = 512;
-// Units whose stages are summed apart at a time, and the bytes of their sums.
-constexpr int kMaxSpreadUnits = 24;
-constexpr int64_t kSpreadBytes = 32768;
+
+constexpr int kFewRowsSlots = 4;  // more take longer to be asked for than they save
+constexpr int kMaxSpreadUnits = 32;
+// Dynamic shared memory of a block of a step of one row without LoRA: one of each product fits on a
+// multiprocessor, beside what they take besides, but not two of gate_up's.
+constexpr size_t kGateUpBesideDown = 120 * 1024;
+constexpr size_t kDownBesideGateUp = 91 * 1024;
+
+bool has_few_units(const ExpertGemmProblem& problem) {
+  if (problem.max_pairs > kSpreadPairs) return false;
+  switch (problem.role) {
+    case GemmRole::kGateUp:
+      return problem.max_tile_rows == 1 && !problem.lora;
+    case GemmRole::kGateUpRaw:
+      return false;
+    case GemmRole::kDown:
+      return problem.max_tile_rows <= kSpreadRows;
+  }
+  return false;
+}
+
+// The most warps that still get two slots each, then the most slots; where need be, the units of a
+// block in several turns. Leaves spread_units 0 if there is no room.
+void spread_over_warps(const ExpertGemmProblem& problem, ExpertGemmConfig& config) {
+  size_t limit = problem.shared_limit;
+  size_t least = 0;
+  if (problem.max_tile_rows == 1 && !problem.lora) {
+    const bool down = problem.role == GemmRole::kDown;
+    limit = std::min(limit, down ? kDownBesideGateUp : kGateUpBesideDown);
+    if (!down) least = limit;
+  }
+  const int all_units = problem.max_pairs * problem.layout.num_units;
+  const int units_of_block = (all_units + problem.num_blocks - 1) / problem.num_blocks;
+  const auto num_stages = static_cast<size_t>(problem.layout.num_stages);
+  for (int units = std::min(units_of_block, kMaxSpreadUnits); units > 0; units /= 2) {
+    const size_t beside = config.x_bytes + units * num_stages * kSpreadSumFloats * sizeof(float);
+    for (const int warps : kWarpCounts) {
+      const int threads = 32 * (warps + (problem.lora ? kShrinkWarps : 0));
+      const size_t slot_of_each = static_cast<size_t>(warps) * config.slot_bytes;
+      if (threads > kMaxThreads || beside + kMinSlots * slot_of_each > limit) continue;
+      config.num_warps = warps;
+      config.num_slots =
+          static_cast<int>(std::min<size_t>((limit - beside) / slot_of_each, kFewRowsSlots));
+      config.spread_units = units;
+      config.shrink_ranges =
+          std::clamp(problem.num_blocks / (problem.max_pairs * kShrinkShares), 1, kMaxShrinkRanges);
+      config.shared_bytes = std::max(beside + config.num_slots * slot_of_each, least);
+      return;
+    }
+  }
+}
 
 }  // namespace
 
@@ -35,27 +82,22 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   config.slot_bytes = (problem.layout.stage_bytes + 15) / 16 * 16;
   config.half_rows = std::min(problem.max_tile_rows, kTileRows / 2);
   config.x_bytes = 2 * config.half_rows * config.row_stride;
+  config.max_pairs = problem.max_pairs;
+  if (has_few_units(problem)) {
+    spread_over_warps(problem, config);
+    if (config.spread_units > 0) return config;
+  }
+  const int max_slots = problem.max_tile_rows <= kSpreadRows ? kFewRowsSlots : kMaxSlots;
   for (const int warps : kWarpCounts) {
-    int64_t spread_bytes = 0;
-    if (problem.max_tile_rows <= kSpreadRows) {
-      const int64_t unit_bytes =
-          int64_t{sizeof(float)} * kSpreadSumFloats * problem.layout.num_stages;
-      config.spread_units =
-          static_cast<int>(std::clamp<int64_t>(kSpreadBytes / unit_bytes, 1, kMaxSpreadUnits));
-      spread_bytes = config.spread_units * unit_bytes;
-    }
-    const int64_t ring_bytes =
-        static_cast<int64_t>(problem.shared_limit) - config.x_bytes - spread_bytes;
     const int threads = 32 * (warps + (problem.lora ? kShrinkWarps : 0));
     if (threads > kMaxThreads) continue;
-    const int64_t slots = ring_bytes / (static_cast<int64_t>(warps) * config.slot_bytes);
+    const int64_t slots = (static_cast<int64_t>(problem.shared_limit) - config.x_bytes) /
+                          (static_cast<int64_t>(warps) * config.slot_bytes);
     if (slots < kMinSlots) continue;
     config.num_warps = warps;
-    config.num_slots =
-        static_cast<int>(std::min<int64_t>(slots, spread_bytes > 0 ? kSpreadSlots : kMaxSlots));
+    config.num_slots = static_cast<int>(std::min<int64_t>(slots, max_slots));
     config.shared_bytes =
-        static_cast<size_t>(config.num_warps) * config.num_slots * config.slot_bytes +
-        static_cast<size_t>(config.x_bytes + spread_bytes);
+        static_cast<size_t>(warps) * config.num_slots * config.slot_bytes + config.x_bytes;
     return config;
   }
   return unsupported(fmt::format(

@@ -1,7 +1,4 @@
-#include <type_traits>
-
 #include "cuda/expert_gemm.cuh"
-#include "cuda/expert_gemm_spread.cuh"
 #include "cuda/expert_gemm_stream.cuh"
 #include "cuda/expert_lora.cuh"
 #include "cuda/launch.h"
@@ -12,65 +9,10 @@ namespace {
 constexpr int kMaxSlots = 8;
 constexpr int kThreadsPerBlock = 512;
 constexpr int kMaxRegisters = 128;
-// That a warp asks for before activations are there, where units are spread.
-constexpr int kSpreadFirstSlots = 2;
+// The first pairs' rows are kept in shared memory.
+constexpr int kTablePairs = 256;
 // Blocks of a kMxfp4 stage whose arithmetic overlaps.
 constexpr int kUnroll = 5;
-
-// Of this lane's two rows.
-__device__ __forceinline__ float2 load_bias(const ExpertGemmParams& p, const RouteTile& tile,
-                                            int unit) {
-  if (p.bias == nullptr) return {};
-  const float* bias =
-      p.bias + (static_cast<int64_t>(tile.expert) * p.layout.num_units + unit) * kUnitRows;
-  const int row = threadIdx.x % kWarpSize / 4;
-  return {bias[row], bias[row + 8]};
-}
-
-template <GemmRole kRole, int kHalves>
-__device__ __forceinline__ void write_unit(const ExpertGemmParams& p, const RouteTile& tile,
-                                           int unit, const UnitSum<kHalves>& sum,
-                                           const int32_t* out_rows, float2 bias) {
-  const int lane = threadIdx.x % kWarpSize;
-#pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int column = h * kHalfRows + lane % 4 * 2 + i;
-      if (column >= tile.count) continue;
-      const float low = sum.value[h][i] + bias.x;
-      const float high = sum.value[h][2 + i] + bias.y;
-      const int64_t offset = static_cast<int64_t>(out_rows[column]) * p.out_size;
-      if constexpr (kRole == GemmRole::kGateUp) {
-        const int row = unit * (kUnitRows / 2) + lane / 4;
-        if (row < p.out_size) {
-          static_cast<__nv_bfloat16*>(p.out)[offset + row] =
-              __float2bfloat16_rn(gate_times_up(p.gate, low, high));
-        }
-      } else if constexpr (kRole == GemmRole::kGateUpRaw) {
-        const int row = unit * (kUnitRows / 2) + lane / 4;
-        if (row < p.out_size) {
-          auto* out = static_cast<__nv_bfloat16*>(p.out) + 2 * offset + row;
-          out[0] = __float2bfloat16_rn(low);
-          out[p.out_size] = __float2bfloat16_rn(high);
-        }
-      } else {
-        const int row = unit * kUnitRows + lane / 4;
-        const auto store = [&](int at, float value) {
-          if (at >= p.out_size) return;
-          static_cast<__nv_bfloat16*>(p.out)[offset + at] = __float2bfloat16_rn(value);
-        };
-        store(row, low);
-        store(row + 8, high);
-      }
-    }
-  }
-}
-
-template <GemmRole kRole>
-__device__ __forceinline__ const uint32_t* shrinks_done(const ExpertGemmParams& p) {
-  return kRole == GemmRole::kDown ? p.routing.down_shrink.done : p.routing.gate_up_shrink.done;
-}
 
 template <StreamFormat kFormat, GemmRole kRole, bool kLora, int kHalves>
 __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteTile& tile, int unit,
@@ -94,7 +36,8 @@ __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteT
     ring.advance();
   }
   if constexpr (!kEarlyBias) bias = load_bias(p, tile, unit);
-  if constexpr (kLora) add_lora(sum, p, tile, *lora, shrinks_done<kRole>(p), unit);
+  if constexpr (kLora)
+    add_lora</*kSpread=*/false>(sum, p, tile, *lora, shrinks_done<kRole>(p), unit);
   write_unit<kRole>(p, tile, unit, sum, out_rows, bias);
 }
 
@@ -154,24 +97,9 @@ __device__ __forceinline__ int2 share_of_block(const ExpertGemmParams& p, int nu
           static_cast<int>(__reduce_min_sync(0xffffffffu, last))};
 }
 
-// One thread: the group with which the units [share.x, share.y) begin.
-__device__ __forceinline__ void form_group(const ExpertGemmParams& p, const RouteTile* table,
-                                           int2 share, TileGroup& group) {
-  const int tile_idx = share.x / p.layout.num_units;
-  group.tiles[0] = {};
-  group.num_tiles = 0;
-  if (share.x >= share.y) return;
-  group.tiles[0] = tile_entry(p, table, tile_idx);
-  group.num_tiles = 1;
-  const bool more = (tile_idx + 1) * p.layout.num_units < share.y;
-  if (!more || group.tiles[0].count > kHalfRows) return;
-  group.tiles[1] = tile_entry(p, table, tile_idx + 1);
-  if (group.tiles[1].count <= kHalfRows) group.num_tiles = 2;
-}
-
 }  // namespace
 
-template <StreamFormat kFormat, GemmRole kRole, bool kLora, bool kSpread>
+template <StreamFormat kFormat, GemmRole kRole, bool kLora>
 __global__ void __maxnreg__(kMaxRegisters)
     expert_gemm_kernel(const __grid_constant__ ExpertGemmParams p,
                        const __grid_constant__ ExpertGemmConfig config) {
@@ -179,6 +107,7 @@ __global__ void __maxnreg__(kMaxRegisters)
   __shared__ __align__(8) uint64_t barriers[kThreadsPerBlock / kWarpSize * kMaxSlots];
   __shared__ TileGroup group;
   __shared__ RouteTile table[kTableTiles];
+  __shared__ int32_t table_rows[kRole == GemmRole::kDown ? 1 : kTablePairs];
   __shared__ TileLora loras[kLora ? 2 : 1];
   __shared__ int2 share;  // of all units
   const int lane = threadIdx.x % kWarpSize;
@@ -187,7 +116,7 @@ __global__ void __maxnreg__(kMaxRegisters)
   uint8_t* x = shared + config.num_warps * ring_bytes;
 
   if (kLora && warp >= config.num_warps) {
-    run_shrinks<kRole, kSpread ? 1 : 2>(p);
+    run_shrinks<kRole, /*kSpread=*/false, 6>(p);
     return;
   }
   const auto barrier_of_products = [&] {
@@ -220,33 +149,37 @@ __global__ void __maxnreg__(kMaxRegisters)
       form_group(p, table, found, group);
     }
   }
+  if (kRole != GemmRole::kDown && warp > 0) {
+    for (int i = threadIdx.x - kWarpSize; i < min(kTablePairs, config.max_pairs);
+         i += (config.num_warps - 1) * kWarpSize) {
+      table_rows[i] = __ldcg(p.routing.row_of_pair + i);
+    }
+  }
+  const auto row_of_pair = [&](int pair) {
+    return pair < kTablePairs ? table_rows[pair] : __ldcg(p.routing.row_of_pair + pair);
+  };
   barrier_of_products();
   const int first = share.x;
   const int last = share.y;
-  RowPiece piece;
-  const bool has_piece = warp < RowPiece::count(p, group);
+  using Piece = RowPiece<4>;
+  Piece piece;
+  const bool has_piece = warp < Piece::count(p, group);
   // What the predecessor wrote comes before the weights, which are more.
   if (kRole != GemmRole::kDown && has_piece) {
-    piece.load<kRole>(p, group, warp, config.half_rows);
+    piece.load<kRole>(p, group, warp, config.half_rows, row_of_pair);
   }
   Ring ring = {.slots = shared_address(shared) + warp * ring_bytes,
                .barriers = shared_address(barriers + warp * config.num_slots),
                .slot_bytes = config.slot_bytes,
                .num_slots = config.num_slots};
-  using AnyProducer = std::conditional_t<kSpread, SpreadProducer, Producer>;
-  AnyProducer producer(p, table, {first, last}, warp, config.num_warps);
-  // The copy engine takes one copy at a time. Where units are spread, warps that do not wait for a
-  // predecessor would wait until all slots of all warps are asked for.
-  const int first_slots = kSpread && kRole != GemmRole::kDown
-                              ? min(kSpreadFirstSlots, config.num_slots)
-                              : config.num_slots;
-  for (int i = 0; i < first_slots; ++i) {
+  Producer producer(p, table, {first, last}, warp, config.num_warps);
+  for (int i = 0; i < ring.num_slots; ++i) {
     producer.issue(ring.slots + i * ring.slot_bytes, ring.barriers + i * 8);
   }
   if (p.routed_before_predecessor) wait_for_predecessor();
   launch_dependents();
   if (kRole == GemmRole::kDown && has_piece) {
-    piece.load<kRole>(p, group, warp, config.half_rows);
+    piece.load<kRole>(p, group, warp, config.half_rows, row_of_pair);
   }
   if (has_piece) piece.store<kFormat>(p, group, x, config.row_stride);
   const int padding = p.layout.padded_cols - p.in_size;
@@ -254,11 +187,6 @@ __global__ void __maxnreg__(kMaxRegisters)
     const int at = i / padding * config.row_stride + (p.in_size + i % padding) * 2;
     *reinterpret_cast<uint16_t*>(x + at) = 0;
   }
-  SpreadStages stages(p.layout, first, warp);  // kSpread: this warp's
-  const SpreadSums spread_sums = {reinterpret_cast<float*>(x + config.x_bytes)};
-  // kSpread: slots not asked for, and the first of them.
-  int num_free = config.num_slots - first_slots;
-  int free_slot = first_slots == config.num_slots ? 0 : first_slots;
   int unit = first + warp;
   bool formed = true;  // the group and its first pieces
   for (int begin = first; begin < last;) {
@@ -272,75 +200,29 @@ __global__ void __maxnreg__(kMaxRegisters)
       }
       barrier_of_products();
     }
-    for (int item = formed ? warp + config.num_warps : warp; item < RowPiece::count(p, group);
+    for (int item = formed ? warp + config.num_warps : warp; item < Piece::count(p, group);
          item += config.num_warps) {
-      RowPiece next;
-      next.load<kRole>(p, group, item, config.half_rows);
+      Piece next;
+      next.load<kRole>(p, group, item, config.half_rows, row_of_pair);
       next.store<kFormat>(p, group, x, config.row_stride);
     }
     barrier_of_products();
     // The last warp has the fewest units.
     if (kLora && warp == config.num_warps - 1) list_rank_blocks(p, group, loras);
-    int end = min(last, next_tile + (group.num_tiles - 1) * p.layout.num_units);
-    if constexpr (kSpread) {
-      end = min(end, begin + config.spread_units);
-      const int num_stages = p.layout.num_stages;
-      const int stage_x_bytes = p.layout.stage_blocks * block_cols(kFormat) * 2;
-      const uint32_t lane_x = shared_address(x) +
-                              min(lane / 4, config.half_rows - 1) * config.row_stride +
-                              lane % 4 * 16;
-      while (stages.unit < end) {
-        const int second = stages.unit >= next_tile;
-        UnitSum<1> sum;
-        add_stage<kFormat, kUnroll>(
-            sum, ring.wait(),
-            lane_x + second * config.half_rows * config.row_stride + stages.stage * stage_x_bytes,
-            p.layout.stage_blocks, /*half_stride=*/0);
-        spread_sums.store((stages.unit - begin) * num_stages + stages.stage, sum);
-        stages.advance(p.layout, config.num_warps);
-        __syncwarp();
-        ring.advance();
-        ++num_free;
-        for (int i = 0; i < 2 && num_free > 0; ++i, --num_free) {
-          producer.issue(ring.slots + free_slot * ring.slot_bytes, ring.barriers + free_slot * 8);
-          if (++free_slot == config.num_slots) free_slot = 0;
-        }
-      }
-      // What does not need the other warps' sums comes before the barrier, for a warp's first unit.
-      bool joined = false;
-      for (int at = begin + warp; at < end || !joined; at += config.num_warps) {
-        const int second = at >= next_tile;
-        const int in_matrix = at - (tile_idx + second) * p.layout.num_units;
-        UnitSum<1> sum;
-        float2 bias = {};
-        if (at < end) {
-          bias = load_bias(p, group.tiles[second], in_matrix);
-          if constexpr (kLora) {
-            add_lora(sum, p, group.tiles[second], loras[second], shrinks_done<kRole>(p), in_matrix);
-          }
-        }
-        if (!joined) barrier_of_products();
-        joined = true;
-        if (at >= end) break;
-        spread_sums.add((at - begin) * num_stages, num_stages, sum);
-        write_unit<kRole>(p, group.tiles[second], in_matrix, sum,
-                          group.out_rows + second * config.half_rows, bias);
-      }
-    } else {
-      for (; unit < end; unit += config.num_warps) {
-        const int second = unit >= next_tile;
-        const RouteTile& tile = group.tiles[second];
-        const int unit_in_matrix = unit - (tile_idx + second) * p.layout.num_units;
-        const uint32_t tile_x = shared_address(x) + second * config.half_rows * config.row_stride;
-        const int32_t* out_rows = group.out_rows + second * config.half_rows;
-        if (tile.count > kHalfRows) {
-          run_unit<kFormat, kRole, kLora, 2>(p, tile, unit_in_matrix, tile_x, config.row_stride,
-                                             kHalfRows, out_rows, loras + second, ring, producer);
-        } else {
-          run_unit<kFormat, kRole, kLora, 1>(p, tile, unit_in_matrix, tile_x, config.row_stride,
-                                             config.half_rows, out_rows, loras + second, ring,
-                                             producer);
-        }
+    const int end = min(last, next_tile + (group.num_tiles - 1) * p.layout.num_units);
+    for (; unit < end; unit += config.num_warps) {
+      const int second = unit >= next_tile;
+      const RouteTile& tile = group.tiles[second];
+      const int unit_in_matrix = unit - (tile_idx + second) * p.layout.num_units;
+      const uint32_t tile_x = shared_address(x) + second * config.half_rows * config.row_stride;
+      const int32_t* out_rows = group.out_rows + second * config.half_rows;
+      if (tile.count > kHalfRows) {
+        run_unit<kFormat, kRole, kLora, 2>(p, tile, unit_in_matrix, tile_x, config.row_stride,
+                                           kHalfRows, out_rows, loras + second, ring, producer);
+      } else {
+        run_unit<kFormat, kRole, kLora, 1>(p, tile, unit_in_matrix, tile_x, config.row_stride,
+                                           config.half_rows, out_rows, loras + second, ring,
+                                           producer);
       }
     }
     begin = end;
@@ -354,12 +236,11 @@ void launch_form(const ExpertGemmConfig& config, const ExpertGemmParams& params,
   const LaunchShape shape = {
       .grid = dim3(num_blocks),
       .block = dim3((config.num_warps + (kLora ? kShrinkWarps : 0)) * kWarpSize),
-      .shared_bytes = config.shared_bytes};
-  constexpr bool kCanSpread = kRole != GemmRole::kGateUpRaw;
-  const auto whole = expert_gemm_kernel<kFormat, kRole, kLora, false>;
-  const auto spread = expert_gemm_kernel<kFormat, kRole, kLora, kCanSpread>;
-  [[maybe_unused]] static const bool allowed = allow_all_shared_memory(whole, spread);
-  launch(kCanSpread && config.spread_units > 0 ? spread : whole, shape, stream, params, config);
+      .shared_bytes = config.shared_bytes,
+      .max_carveout = true};
+  const auto kernel = expert_gemm_kernel<kFormat, kRole, kLora>;
+  [[maybe_unused]] static const bool allowed = allow_all_shared_memory(kernel);
+  launch(kernel, shape, stream, params, config);
 }
 
 template <StreamFormat kFormat, GemmRole kRole>

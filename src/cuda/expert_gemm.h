@@ -6,9 +6,12 @@
 namespace medley::cuda {
 
 struct ExpertGemmProblem {
+  GemmRole role = GemmRole::kGateUp;
   MatrixLayout layout;
   int in_size = 0;
-  int max_tile_rows = kTileRows;  // rows of one expert, at most
+  int num_blocks = 1;
+  int max_pairs = 0;              // of the step
+  int max_tile_rows = kTileRows;  // rows of one expert, at most: those of the step
   bool lora = false;
   size_t shared_limit = 0;  // bytes of dynamic shared memory that a block may have
 };

@@ -31,6 +31,14 @@ struct GateParams {
   float alpha = 0.0f;
 };
 
+// What the next kernel multiplies the same routing's pairs by. Blocks that run out of work ask for
+// the first of it to be brought to the L2.
+struct NextProduct {
+  const uint8_t* weights = nullptr;  // null: unknown
+  MatrixLayout layout;
+  const LoraEntry* lora = nullptr;
+};
+
 struct ExpertGemmParams {
   const uint8_t* weights = nullptr;  // (experts) matrices in one layout
   const float* bias = nullptr;       // (experts, units, 16), or none
@@ -42,8 +50,12 @@ struct ExpertGemmParams {
   int out_size = 0;
   GateParams gate;                  // kGateUp
   const LoraEntry* lora = nullptr;  // (slots)
-  __nv_bfloat16* s = nullptr;       // (pairs, s_stride): memory for scale * A x
+  // Memory for scale * A x: (pairs, s_stride); of spread units, for what adds up to it, float:
+  // (pairs, shrink_ranges, s_stride).
+  __nv_bfloat16* s = nullptr;
   int s_stride = 0;
+  int shrink_ranges = 1;
+  NextProduct next;              // kGateUp
   uint32_t shrink_delay_ns = 0;  // for tests: up to twice as long before a share counts as done
   bool routed_before_predecessor = false;  // the routing is complete once this kernel starts
 };
@@ -52,28 +64,38 @@ struct ExpertGemmParams {
 inline constexpr int kShrinkWarps = 4;
 inline constexpr int kShrinkShares = 2;
 
-// Rows of a tile, at most, where units are spread, and what a stage's sums take.
+// Where units are spread (expert_gemm_spread.cu): rows of the step and pairs, at most, and what a
+// stage's sums take.
 inline constexpr int kSpreadRows = 2;
+inline constexpr int kSpreadPairs = 32;
 inline constexpr int kSpreadSumFloats = 16 * kSpreadRows;
+// There are fewer shares of shrinks than blocks there: each is cut into ranges of columns, at most
+// so many, and whoever needs s adds up what they make of it.
+inline constexpr int kMaxShrinkRanges = 6;
 
-// How the kernel is laid over an SM: one block, `num_warps` independent warps, each with a ring of
+// How a product is laid over an SM: one block, `num_warps` independent warps, each with a ring of
 // `num_slots` stages.
 struct ExpertGemmConfig {
+  int max_pairs = 0;  // of the step
   int num_warps = 0;
   int num_slots = 0;
   int slot_bytes = 0;
   int half_rows = 0;   // activation rows in shared memory are 2 halves of this many
   int row_stride = 0;  // bytes of each
   int x_bytes = 0;     // of all of them
-  // Few rows: a unit's stages are spread over the warps, so many units at a time, and their sums
-  // added in order. 0: a warp takes whole units.
+  // launch_expert_gemm_spread's: units whose stages are spread over the warps at a time. 0: a warp
+  // takes whole units.
   int spread_units = 0;
+  int shrink_ranges = 1;  // of columns, of a share of spread units' shrinks
   size_t shared_bytes = 0;
   std::string to_string() const;
 };
 
 // Launches `num_blocks` blocks; each takes a contiguous share of all units, equal by cost.
+// The second form is for problems with few units (expert_gemm_spread.cu).
 void launch_expert_gemm(GemmRole role, bool lora, const ExpertGemmConfig& config,
                         const ExpertGemmParams& params, int num_blocks, cudaStream_t stream);
+void launch_expert_gemm_spread(GemmRole role, bool lora, const ExpertGemmConfig& config,
+                               const ExpertGemmParams& params, int num_blocks, cudaStream_t stream);
 
 }  // namespace medley::cuda

@@ -3,8 +3,8 @@
 #include "cuda/expert_gemm_kernel.h"
 #include "cuda/primitives.cuh"
 
-// How expert_gemm.cu's warps get what they multiply: their weights, what to copy next and the ring
-// it lands in; and a tile's activations.
+// How the warps of an expert product get what they multiply: their weights, what to copy next and
+// the ring it lands in; and a tile's activations.
 
 namespace medley::cuda {
 
@@ -33,6 +33,21 @@ struct TileGroup {
   int32_t out_rows[kTileRows];  // by place: a second tile's rows begin at half_rows
   int num_tiles;
 };
+
+// One thread: the group with which the units [share.x, share.y) begin.
+__device__ __forceinline__ void form_group(const ExpertGemmParams& p, const RouteTile* table,
+                                           int2 share, TileGroup& group) {
+  const int tile_idx = share.x / p.layout.num_units;
+  group.tiles[0] = {};
+  group.num_tiles = 0;
+  if (share.x >= share.y) return;
+  group.tiles[0] = tile_entry(p, table, tile_idx);
+  group.num_tiles = 1;
+  const bool more = (tile_idx + 1) * p.layout.num_units < share.y;
+  if (!more || group.tiles[0].count > kHalfRows) return;
+  group.tiles[1] = tile_entry(p, table, tile_idx + 1);
+  if (group.tiles[1].count <= kHalfRows) group.num_tiles = 2;
+}
 
 // Called by a warp.
 __device__ __forceinline__ void issue_copy(uint32_t slot, const uint8_t* from, int bytes,
@@ -112,8 +127,8 @@ struct Ring {
 
 // A piece of an activation row on its way to shared memory, all its loads under way together. A
 // group's pieces are dealt out among warps.
+template <int kLoads>
 struct RowPiece {
-  static constexpr int kLoads = 4;
   uint4 values[kLoads];
   int place = 0;  // row in shared memory
   int pair = 0;
@@ -127,8 +142,9 @@ struct RowPiece {
     return (p.in_size / 8 + kLoads * kWarpSize - 1) / (kLoads * kWarpSize);
   }
 
-  template <GemmRole kRole>
-  __device__ void load(const ExpertGemmParams& p, const TileGroup& group, int item, int half_rows) {
+  template <GemmRole kRole, class RowOfPair>
+  __device__ void load(const ExpertGemmParams& p, const TileGroup& group, int item, int half_rows,
+                       const RowOfPair& row_of_pair) {
     const int row = item / per_row(p);
     const int first_count = group.tiles[0].count;
     const bool second = row >= first_count;
@@ -136,7 +152,7 @@ struct RowPiece {
     pair = group.tiles[second].begin + column;
     place = (second ? half_rows : 0) + column;
     first = (item - row * per_row(p)) * kLoads * kWarpSize + threadIdx.x % kWarpSize;
-    const int64_t from = kRole == GemmRole::kDown ? pair : __ldcg(p.routing.row_of_pair + pair);
+    const int64_t from = kRole == GemmRole::kDown ? pair : row_of_pair(pair);
     const auto* source = reinterpret_cast<const uint4*>(p.x + from * p.in_size);
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {

@@ -23,8 +23,11 @@ TEST(MatrixLayout, PadsToWholeBlocksAndUnits) {
 }
 
 ExpertGemmProblem problem(StreamFormat format, int in_size, int rows) {
-  return {.layout = make_matrix_layout(format, 2880, in_size),
+  return {.role = GemmRole::kDown,
+          .layout = make_matrix_layout(format, 2880, in_size),
           .in_size = in_size,
+          .num_blocks = 132,
+          .max_pairs = 4 * rows,
           .max_tile_rows = rows,
           .lora = true,
           .shared_limit = kLimit};
@@ -68,6 +71,50 @@ TEST(SelectExpertGemm, SpreadsUnitsOfFewRowsOnly) {
     EXPECT_LE(config->shared_bytes, kLimit) << rows;
     EXPECT_EQ(config->x_bytes, 2 * rows * config->row_stride) << rows;
   }
+}
+
+// Of GPT-OSS 20B, on an H200.
+ExpertGemmConfig one_row(GemmRole role, bool lora) {
+  const bool down = role == GemmRole::kDown;
+  return select_expert_gemm(
+             {.role = role,
+              .layout = make_matrix_layout(StreamFormat::kMxfp4, down ? 2880 : 5760, 2880),
+              .in_size = 2880,
+              .num_blocks = 132,
+              .max_pairs = 4,
+              .max_tile_rows = 1,
+              .lora = lora,
+              .shared_limit = kLimit})
+      .value();
+}
+
+TEST(SelectExpertGemm, BlocksOfBothProductsOfOneRowFitOnAMultiprocessor) {
+  constexpr size_t kShared = size_t{228} * 1024;
+  constexpr size_t kBeside = size_t{5} * 1024;  // static, and what the driver keeps
+  const ExpertGemmConfig gate_up = one_row(GemmRole::kGateUp, /*lora=*/false);
+  const ExpertGemmConfig down = one_row(GemmRole::kDown, /*lora=*/false);
+  EXPECT_LE(gate_up.shared_bytes + down.shared_bytes + 2 * kBeside, kShared);
+  EXPECT_GT(2 * gate_up.shared_bytes, kShared) << "two of one product must not share one";
+  EXPECT_GE(gate_up.spread_units, 11) << "a block's units in one turn";
+  EXPECT_GE(down.spread_units, 6);
+}
+
+TEST(SelectExpertGemm, FewSharesOfShrinksAreCutIntoRanges) {
+  EXPECT_EQ(one_row(GemmRole::kDown, /*lora=*/true).shrink_ranges, kMaxShrinkRanges);
+  EXPECT_EQ(select_expert_gemm(problem(StreamFormat::kMxfp4, 2880, 8))->shrink_ranges, 1);
+}
+
+TEST(SelectExpertGemm, GateUpHasUnitsEnoughUnlessOneRowIsAllThereIs) {
+  ExpertGemmProblem gate_up = problem(StreamFormat::kMxfp4, 2880, 1);
+  gate_up.role = GemmRole::kGateUp;
+  EXPECT_EQ(select_expert_gemm(gate_up)->spread_units, 0) << "with LoRA";
+  gate_up.lora = false;
+  EXPECT_GT(select_expert_gemm(gate_up)->spread_units, 0);
+  gate_up.max_tile_rows = 2;
+  EXPECT_EQ(select_expert_gemm(gate_up)->spread_units, 0);
+  gate_up.max_tile_rows = 1;
+  gate_up.role = GemmRole::kGateUpRaw;
+  EXPECT_EQ(select_expert_gemm(gate_up)->spread_units, 0);
 }
 
 TEST(SelectExpertGemm, RefusesWithBothNumbers) {

@@ -15,32 +15,34 @@ namespace medley::cuda {
 inline constexpr int kShrinkThreads = kShrinkWarps * kWarpSize;
 // Shared memory of a warp: its sums of a unit of 16 ranks, for half of a tile's rows.
 inline constexpr int kShrinkSumFloats = kUnitRows * kHalfRows;
+// Segments whose A of the next product is brought to the L2: some 10 MB at rank 32.
+inline constexpr int kMaxNextSegments = 64;
 
 __device__ __forceinline__ int shrink_thread() { return threadIdx.x % kShrinkThreads; }
 __device__ __forceinline__ void shrink_barrier() { named_barrier(/*id=*/2, kShrinkThreads); }
 
-// Adds this warp's blocks of 32 columns of one unit; `a` and `x` are this lane's first bytes.
+// Adds this warp's blocks of 32 columns of one unit, of [first, last); `a` and `x` are this lane's
+// first bytes.
 template <int kUnroll, int kHalves>
 __device__ __forceinline__ void add_shrink_blocks(UnitSum<kHalves>& sum, const uint8_t* a,
                                                   const __nv_bfloat16* const (&x)[kHalves],
-                                                  int in_size) {
-  const int num_blocks = (in_size + 31) / 32;
+                                                  int first, int last, int in_size) {
   constexpr int step = kShrinkWarps;
   const int lane_column = threadIdx.x % 4 * 8;
-  for (int base = shrink_thread() / kWarpSize; base < num_blocks; base += kUnroll * step) {
+  for (int base = first + shrink_thread() / kWarpSize; base < last; base += kUnroll * step) {
     uint4 low[kUnroll], high[kUnroll], v[kUnroll][kHalves];
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
       const int block = base + j * step;
       low[j] = high[j] = uint4{};
-      if (block < num_blocks) {
-        low[j] = __ldg(reinterpret_cast<const uint4*>(a + block * 1024));
-        high[j] = __ldg(reinterpret_cast<const uint4*>(a + block * 1024 + 512));
+      if (block < last) {
+        low[j] = load_once(a + block * 1024);
+        high[j] = load_once(a + block * 1024 + 512);
       }
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
         v[j][h] = uint4{};
-        if (block * 32 + lane_column < in_size) {
+        if (block < last && block * 32 + lane_column < in_size) {
           v[j][h] = __ldcg(reinterpret_cast<const uint4*>(x[h] + block * 32));
         }
       }
@@ -55,7 +57,8 @@ __device__ __forceinline__ void add_shrink_blocks(UnitSum<kHalves>& sum, const u
   }
 }
 
-// The units of 16 ranks first_unit, first_unit + kShrinkShares, ... of one segment.
+// The units of 16 ranks first_unit, first_unit + kShrinkShares, ... of one segment, and of the
+// ranges of columns the range-th.
 struct ShrinkShare {
   const uint8_t* a;  // of the segment's expert
   const float* scale;
@@ -64,32 +67,58 @@ struct ShrinkShare {
   int num_units;
   int first_unit;
   int segment_idx;
+  int range;
+  int row;  // of x: this lane's column of the first half
 
+  template <GemmRole kRole, bool kSpread>
   __device__ void load(const ExpertGemmParams& p, uint32_t taken) {
-    segment_idx = static_cast<int>(taken) / kShrinkShares;
-    first_unit = static_cast<int>(taken) % kShrinkShares;
+    int undivided = static_cast<int>(taken);
+    range = 0;
+    if constexpr (kSpread) {
+      undivided /= p.shrink_ranges;
+      range = static_cast<int>(taken) - undivided * p.shrink_ranges;
+    }
+    segment_idx = undivided / kShrinkShares;
+    first_unit = undivided % kShrinkShares;
     const int4 found = __ldcg(reinterpret_cast<const int4*>(p.routing.segments + segment_idx));
     const auto& [expert, slot, first_pair, num_pairs] = found;
+    begin = first_pair;
+    count = num_pairs;
+    row = row_of<kRole>(p, /*column=*/threadIdx.x % kWarpSize / 4);
     const LoraEntry& entry = p.lora[slot];
     a = entry.a + expert * entry.a_expert_bytes;
     scale = entry.scale;
-    begin = first_pair;
-    count = num_pairs;
     num_units = entry.num_a * entry.rank / kUnitRows;
+  }
+  // Where a column's x lies; beyond the last, the last one's.
+  template <GemmRole kRole>
+  __device__ int row_of(const ExpertGemmParams& p, int column) const {
+    const int pair = begin + min(column, count - 1);
+    return kRole == GemmRole::kDown ? pair : __ldcg(p.routing.row_of_pair + pair);
   }
 };
 
+// What adds up to s, of spread units: (pairs, ranges, s_stride)
+__device__ __forceinline__ float* range_sums(const ExpertGemmParams& p) {
+  return reinterpret_cast<float*>(p.s);
+}
+
 // One unit: the warps' sums meet in `sums` and are added in the order of the warps.
-template <int kHalves>
+template <bool kSpread, int kHalves, int kUnroll>
 __device__ __forceinline__ void shrink_unit(const ExpertGemmParams& p, const ShrinkShare& share,
                                             const __nv_bfloat16* const (&x)[kHalves], int unit,
                                             float* sums) {
   const int lane = threadIdx.x % kWarpSize;
   const int warp = shrink_thread() / kWarpSize;
-  const int unit_bytes = (p.in_size + 31) / 32 * 1024;
+  const int num_blocks = (p.in_size + 31) / 32;
+  const int unit_bytes = num_blocks * 1024;
   const uint8_t* a = share.a + static_cast<int64_t>(unit) * unit_bytes + lane * 16;
+  // Of the rank whose sums this thread adds up.
+  const float scale = share.scale[unit * kUnitRows + shrink_thread() % kUnitRows];
   UnitSum<kHalves> sum;
-  add_shrink_blocks<kHalves == 1 ? 6 : 3>(sum, a, x, p.in_size);
+  add_shrink_blocks<kUnroll / kHalves>(
+      sum, a, x, kSpread ? num_blocks * share.range / p.shrink_ranges : 0,
+      kSpread ? num_blocks * (share.range + 1) / p.shrink_ranges : num_blocks, p.in_size);
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
     const int columns = min(share.count - h * kHalfRows, kHalfRows);
@@ -105,25 +134,29 @@ __device__ __forceinline__ void shrink_unit(const ExpertGemmParams& p, const Shr
       float total = 0.0f;
       for (int w = 0; w < kShrinkWarps; ++w) total += sums[w * kShrinkSumFloats + i];
       const int64_t pair = share.begin + h * kHalfRows + i / kUnitRows;
-      p.s[pair * p.s_stride + rank] = __float2bfloat16_rn(total * share.scale[rank]);
+      total *= scale;
+      if constexpr (kSpread) {
+        range_sums(p)[(pair * p.shrink_ranges + share.range) * p.s_stride + rank] = total;
+      } else {
+        p.s[pair * p.s_stride + rank] = __float2bfloat16_rn(total);
+      }
     }
     shrink_barrier();
   }
 }
 
-template <GemmRole kRole, int kHalves>
+template <GemmRole kRole, bool kSpread, int kHalves, int kUnroll>
 __device__ __forceinline__ void run_share(const ExpertGemmParams& p, const ShrinkShare& share,
                                           float* sums) {
   const int lane = threadIdx.x % kWarpSize;
   const __nv_bfloat16* x[kHalves];
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    const int pair = share.begin + min(h * kHalfRows + lane / 4, share.count - 1);
-    const int64_t row = kRole == GemmRole::kDown ? pair : __ldcg(p.routing.row_of_pair + pair);
+    const int64_t row = h == 0 ? share.row : share.row_of<kRole>(p, h * kHalfRows + lane / 4);
     x[h] = p.x + row * p.in_size + lane % 4 * 8;
   }
   for (int unit = share.first_unit; unit < share.num_units; unit += kShrinkShares) {
-    shrink_unit<kHalves>(p, share, x, unit, sums);
+    shrink_unit<kSpread, kHalves, kUnroll>(p, share, x, unit, sums);
   }
 }
 
@@ -131,15 +164,29 @@ __device__ __forceinline__ uint32_t take_share(const ShrinkQueue& queue) {
   return atomicAdd(queue.taken, 1u);
 }
 
-// All that the shrink warps do. kMaxHalves: of a tile, that segments may have.
-template <GemmRole kRole, int kMaxHalves>
+// Asks for the A that the next product's shrinks read first.
+__device__ __forceinline__ void prefetch_next_a(const ExpertGemmParams& p) {
+  if (p.next.lora == nullptr || threadIdx.x % kWarpSize != 0) return;
+  const int warp = shrink_thread() / kWarpSize;
+  const int num_segments = min(__ldcg(p.routing.num_segments), kMaxNextSegments);
+  for (auto i = static_cast<int>(blockIdx.x); i < num_segments; i += static_cast<int>(gridDim.x)) {
+    const int4 found = __ldcg(reinterpret_cast<const int4*>(p.routing.segments + i));
+    const LoraEntry& entry = p.next.lora[found.y];
+    const int each =
+        entry.num_a * entry.rank / kUnitRows * ((p.out_size + 31) / 32) * 1024 / kShrinkWarps;
+    if (each > 0) bulk_prefetch(entry.a + found.x * entry.a_expert_bytes + warp * each, each);
+  }
+}
+
+// All that the shrink warps do. kUnroll: halves of blocks of 32 columns that a warp has under way.
+template <GemmRole kRole, bool kSpread, int kUnroll>
 __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p) {
   __shared__ float sums[kShrinkWarps * kShrinkSumFloats];
   __shared__ uint32_t taken;
   const ShrinkQueue& queue =
       kRole == GemmRole::kDown ? p.routing.down_shrink : p.routing.gate_up_shrink;
   if (!p.routed_before_predecessor) wait_for_predecessor();
-  const uint32_t num_shares = __ldcg(p.routing.num_segments) * kShrinkShares;
+  const uint32_t num_shares = __ldcg(p.routing.num_segments) * kShrinkShares * p.shrink_ranges;
   if (shrink_thread() == 0) {
     taken = take_share(queue);
     // Each block takes one share too many: a queue with more was not reset by a router.
@@ -148,16 +195,16 @@ __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p) {
   shrink_barrier();
   uint32_t mine = taken;
   ShrinkShare share;
-  if (mine < num_shares) share.load(p, mine);
+  if (mine < num_shares) share.load<kRole, kSpread>(p, mine);
   if (p.routed_before_predecessor) wait_for_predecessor();
   launch_dependents();
   while (mine < num_shares) {
     uint32_t next = 0;
     if (shrink_thread() == 0) next = take_share(queue);
-    if (kMaxHalves > 1 && share.count > kHalfRows) {
-      run_share<kRole, kMaxHalves>(p, share, sums);
+    if (!kSpread && share.count > kHalfRows) {
+      run_share<kRole, kSpread, kSpread ? 1 : 2, kUnroll>(p, share, sums);
     } else {
-      run_share<kRole, 1>(p, share, sums);
+      run_share<kRole, kSpread, 1, kUnroll>(p, share, sums);
     }
     shrink_barrier();
     if (shrink_thread() == 0) {
@@ -168,18 +215,20 @@ __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p) {
     }
     shrink_barrier();
     mine = taken;
-    if (mine < num_shares) share.load(p, mine);
+    if (mine < num_shares) share.load<kRole, kSpread>(p, mine);
   }
+  if constexpr (kRole == GemmRole::kGateUp) prefetch_next_a(p);
 }
 
 // Returns once s is there, for the calling warp to read, of `count` (at most kWarpSize) segments.
 // `seen` (shared memory) is set for the warps that ask later.
-__device__ __forceinline__ void wait_for_shrinks(const uint32_t* done, int count,
+__device__ __forceinline__ void wait_for_shrinks(const uint32_t* done, int count, uint32_t ranges,
                                                  volatile int32_t* seen) {
   const int lane = threadIdx.x % kWarpSize;
   if (*seen == 0) {
-    uint32_t shares = lane < count ? 0 : kShrinkShares;
-    for (uint32_t polls = 0; shares < kShrinkShares; ++polls) {
+    const uint32_t all = kShrinkShares * ranges;
+    uint32_t shares = lane < count ? 0 : all;
+    for (uint32_t polls = 0; shares < all; ++polls) {
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                    : "=r"(shares)
                    : "l"(done + lane)

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace medley::cuda {
 
 Result<void> check_type(const char* op, DType dtype) {
@@ -18,7 +20,10 @@ Result<void> check_fits(const Context& context, const MatrixLayout& layout, int 
 }
 
 Result<void> Context::reserve_pairs(int max_pairs) {
-  const size_t num_bytes = static_cast<size_t>(max_pairs) * kShrinkStride * sizeof(uint16_t);
+  // Spread units' is float, for each range.
+  const size_t num_bytes =
+      kShrinkStride * std::max(static_cast<size_t>(max_pairs) * sizeof(uint16_t),
+                               size_t{kSpreadPairs} * kMaxShrinkRanges * sizeof(float));
   if (num_bytes <= shrink_out.num_bytes()) return {};
   MEDLEY_TRY_ASSIGN(shrink_out, DeviceBuffer::allocate(num_bytes));
   shrink_out.fill_zero();
@@ -29,19 +34,24 @@ void run_gemm(Context& context, GemmJob job, Stream& stream) {
   if (job.max_pairs == 0) return;
   ExpertGemmParams& params = job.params;
   job.lora &= params.lora != nullptr;
-  if (job.lora) {
-    MEDLEY_CHECK_LE(job.max_pairs * size_t{kShrinkStride} * 2, context.shrink_out.num_bytes());
-    params.s = context.shrink_out.as<__nv_bfloat16>();
-    params.s_stride = kShrinkStride;
-    params.shrink_delay_ns = context.shrink_delay_ns;
-  }
-  const ExpertGemmConfig config = select_expert_gemm({.layout = params.layout,
+  const ExpertGemmConfig config = select_expert_gemm({.role = job.role,
+                                                      .layout = params.layout,
                                                       .in_size = params.in_size,
+                                                      .num_blocks = context.num_sms,
+                                                      .max_pairs = job.max_pairs,
                                                       .max_tile_rows = job.max_tile_rows,
                                                       .lora = job.lora,
                                                       .shared_limit = context.shared_limit})
                                       .value();
-  launch_expert_gemm(job.role, job.lora, config, params, context.num_sms, cuda_stream(stream));
+  if (job.lora) {
+    MEDLEY_CHECK_LE(job.max_pairs * size_t{kShrinkStride} * 2, context.shrink_out.num_bytes());
+    params.s = context.shrink_out.as<__nv_bfloat16>();
+    params.s_stride = kShrinkStride;
+    params.shrink_ranges = config.shrink_ranges;
+    params.shrink_delay_ns = context.shrink_delay_ns;
+  }
+  const auto launch = config.spread_units > 0 ? launch_expert_gemm_spread : launch_expert_gemm;
+  launch(job.role, job.lora, config, params, context.num_sms, cuda_stream(stream));
 }
 
 GateParams gate_params(const ActivationSpec& activation) {

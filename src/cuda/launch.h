@@ -11,6 +11,9 @@ struct LaunchShape {
   dim3 block;
   int cluster = 1;  // blocks of a cluster along x
   size_t shared_bytes = 0;
+  // Whether the multiprocessor's memory is split with the most for shared memory, whatever one
+  // block takes. Blocks of kernels that split it in different ways do not run on one at a time.
+  bool max_carveout = false;
 };
 
 // Launches `kernel` as a programmatic dependent of its predecessor on the stream: it may start
@@ -19,20 +22,29 @@ struct LaunchShape {
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
             Args... args) {
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = shape.cluster;
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
+  int num_attributes = 1;
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = shape.cluster;
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+  }
+  if (shape.max_carveout) {
+    cudaLaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attribute.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = shape.cluster > 1 ? 2 : 1;
+  config.numAttrs = num_attributes;
   MEDLEY_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
 }
 

@@ -62,6 +62,20 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
   return v;
 }
+__device__ __forceinline__ uint32_t load_shared_2(uint32_t address) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+  return v;
+}
+
+// 16 bytes that nobody writes, which are not kept in the L1.
+__device__ __forceinline__ uint4 load_once(const void* address) {
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(address));
+  return v;
+}
 
 // Shared-memory barriers that count arriving threads and bytes of bulk copies.
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
@@ -129,6 +143,11 @@ __device__ __forceinline__ void bulk_copy_once(uint32_t destination, const void*
       "}\n" ::"r"(destination),
       "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
+}
+
+// Asks for the same to be brought to the L2.
+__device__ __forceinline__ void bulk_prefetch(const void* source, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
 }
 
 // Copies 16 bytes of global memory for the thread that waits for them.

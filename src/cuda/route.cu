@@ -278,9 +278,12 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 2)
     }
     const int k = p.experts_per_token;
     const int num_pairs = num_rows * k;
-    if (last && num_pairs <= kWarpSize) {
+    if (last && num_rows == 1 && k <= kWarpSize) {
+      group_one_row(p, expert, slot);
+      last = false;
+    } else if (last && num_pairs <= kWarpSize) {
       int its_slot = slot;
-      if (num_rows > 1 && lane < num_pairs) {
+      if (lane < num_pairs) {
         expert = __ldcg(p.routing.expert_of_choice + lane);
         its_slot = p.adapter_of_row[lane / k];
       }
@@ -301,7 +304,8 @@ void launch_add_norm_route(RowDelta delta, const RouteConfig& config, const Rout
   const LaunchShape shape = {.grid = dim3(config.cluster, max_rows),
                              .block = dim3(config.num_threads),
                              .cluster = config.cluster,
-                             .shared_bytes = config.shared_bytes};
+                             .shared_bytes = config.shared_bytes,
+                             .max_carveout = true};
   [[maybe_unused]] static const bool allowed = allow_all_shared_memory(
       add_norm_route_kernel<RowDelta::kNone>, add_norm_route_kernel<RowDelta::kDense>,
       add_norm_route_kernel<RowDelta::kRouted>);

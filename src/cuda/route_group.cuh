@@ -62,7 +62,35 @@ __device__ __forceinline__ void reset_shrinks(const RoutingView& routing, int fi
   *routing.down_shrink.taken = 0;
 }
 
-// The same for at most kWarpSize pairs, by one warp: lane i holds the key of choice i.
+// The pairs of a step of one row, by one warp: lane i holds the expert of choice i. All are
+// different, so each is a tile, and with an adapter a segment.
+__device__ __forceinline__ void group_one_row(const RouteParams& p, int expert, int slot) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int k = p.experts_per_token;
+  int position = 0;
+#pragma unroll 4
+  for (int j = 0; j < k; ++j) position += __shfl_sync(0xffffffffu, expert, j) < expert;
+  const bool has_adapter = slot >= 0;
+  if (lane < k) {
+    p.routing.pair_of_choice[lane] = position;
+    p.routing.row_of_pair[position] = 0;
+    p.routing.tiles[position] = {.expert = expert,
+                                 .begin = position,
+                                 .count = 1,
+                                 .segment_begin = has_adapter ? position : 0,
+                                 .segment_count = has_adapter};
+    if (has_adapter) {
+      p.routing.segments[position] = {
+          .expert = expert, .slot = slot, .begin = position, .count = 1};
+    }
+  }
+  reset_shrinks(p.routing, lane, k, kWarpSize);
+  if (lane != 0) return;
+  *p.routing.num_tiles = k;
+  *p.routing.num_segments = has_adapter ? k : 0;
+}
+
+// Groups at most kWarpSize pairs, by one warp: lane i holds the key of choice i.
 __device__ __forceinline__ void group_few_pairs(const RouteParams& p, uint32_t key, int num_pairs,
                                                 uint32_t* sorted) {
   const int lane = threadIdx.x % kWarpSize;

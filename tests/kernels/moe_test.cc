@@ -20,6 +20,14 @@ INSTANTIATE_TEST_SUITE_P(Formats, Moe,
                          });
 
 TEST_P(Moe, OneRow) { tester().uniform_rows(1).compare(); }
+TEST_P(Moe, TwoRowsThatShareAnExpert) {
+  tester().experts(8, 2).hidden(256).inner(192).rows({{5, 2}, {2, 7}}).compare();
+}
+TEST_P(Moe, OneAndTwoRowsOfGptOssShape) {
+  for (const int rows : {1, 2}) {
+    tester().hidden(2880).inner(2880).experts(8, 4).uniform_rows(rows).compare();
+  }
+}
 TEST_P(Moe, EightRowsFillATileHalf) {
   tester().experts(2, 1).rows({{0}, {0}, {0}, {0}, {0}, {0}, {0}, {0}}).compare();
 }
@@ -92,6 +100,10 @@ TEST_P(Moe, GptOssShapeWithAdapters) {
 TEST_P(Moe, SlowPredecessors) {
   tester().hidden(256).inner(192).experts(8, 2).uniform_rows(9).slow_predecessors().compare();
 }
+// down asks for its weights while gate_up runs.
+TEST_P(Moe, SlowPredecessorsOfOneRow) {
+  tester().hidden(256).inner(192).experts(8, 2).uniform_rows(1).slow_predecessors().compare();
+}
 TEST_P(Moe, SlowPredecessorsWithAdapters) {
   tester()
       .hidden(256)
@@ -123,6 +135,13 @@ INSTANTIATE_TEST_SUITE_P(Formats, ShrinksWhileMultiplying,
 
 TEST_P(ShrinksWhileMultiplying, GridOfOneBlock) {
   layer().before_running([](cuda::Context& context) { context.num_sms = 1; }).compare();
+}
+// A block takes its units in several turns.
+TEST_P(ShrinksWhileMultiplying, GridOfOneBlockOfTwoRows) {
+  MoeTester two_rows = tester();
+  two_rows.hidden(256).inner(192).experts(8, 2).rows({{5, 2}, {2, 7}});
+  two_rows.adapter(0, {}).adapter_of_row({0, -1});
+  two_rows.before_running([](cuda::Context& context) { context.num_sms = 1; }).compare();
 }
 TEST_P(ShrinksWhileMultiplying, GridOfTwiceWhatFits) {
   layer().before_running([](cuda::Context& context) { context.num_sms *= 2; }).compare();
