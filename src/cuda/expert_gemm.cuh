@@ -8,32 +8,45 @@
 
 namespace medley::cuda {
 
+// The kMxfp4 codes of 32 columns, the g-th of a lane's 64, as an mma's operands: the lower rows'
+// and the higher's.
+struct Unpacked {
+  uint32_t low[4];
+  uint32_t high[4];
+
+  __device__ __forceinline__ Unpacked(uint4 codes, int g) {
+    const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      low[i] = e2m1_pair(word[2 * g], i);
+      high[i] = e2m1_pair(word[2 * g + 1], i);
+    }
+  }
+  // sum = these times `x`, this lane's 16 bytes of the columns.
+  __device__ __forceinline__ void multiply(float (&sum)[4], uint4 x) const {
+    const float zero[4] = {};
+    mma_16x8x16(sum, {low[0], high[0], low[1], high[1]}, x.x, x.y, zero);
+    mma_16x8x16(sum, {low[2], high[2], low[3], high[3]}, x.z, x.w, sum);
+  }
+};
+
 // Adds one kMxfp4 block: `codes` and `scales` are this lane's, `x` its first 16 bytes of the block.
 template <int kHalves>
 __device__ __forceinline__ void add_mxfp4_block(UnitSum<kHalves>& sum, uint32_t codes,
                                                 uint32_t scales, uint32_t x, int half_stride) {
   const uint4 w = load_shared_16(codes);
   const uint32_t scale = load_shared_4(scales);
-  const uint32_t word[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    uint32_t low[4], high[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      low[i] = e2m1_pair(word[2 * g], i);
-      high[i] = e2m1_pair(word[2 * g + 1], i);
-    }
+    const Unpacked weights(w, g);
     const float low_scale =
         __uint_as_float(g == 0 ? (scale << 23) & 0x7f800000u : (scale << 7) & 0x7f800000u);
     const float high_scale =
         __uint_as_float(g == 0 ? (scale << 15) & 0x7f800000u : (scale >> 1) & 0x7f800000u);
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const uint4 v = load_shared_16(x + h * half_stride + g * 64);
-      const float zero[4] = {};
       float part[4];
-      mma_16x8x16(part, {low[0], high[0], low[1], high[1]}, v.x, v.y, zero);
-      mma_16x8x16(part, {low[2], high[2], low[3], high[3]}, v.z, v.w, part);
+      weights.multiply(part, load_shared_16(x + h * half_stride + g * 64));
       sum.value[h][0] += part[0] * low_scale;
       sum.value[h][1] += part[1] * low_scale;
       sum.value[h][2] += part[2] * high_scale;
@@ -79,19 +92,10 @@ __device__ __forceinline__ void add_folded_blocks(UnitSum<1>& unit, uint32_t cod
                          : load_shared_2(scales + block * kScaleBytes);
     }
     const uint4 w = load_shared_16(codes + block * kCodeBytes);
-    const uint32_t word[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
-      uint32_t low[4], high[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        low[i] = e2m1_pair(word[2 * g], i);
-        high[i] = e2m1_pair(word[2 * g + 1], i);
-      }
-      const float zero[4] = {};
       float part[4];
-      mma_16x8x16(part, {low[0], high[0], low[1], high[1]}, v.x, v.y, zero);
-      mma_16x8x16(part, {low[2], high[2], low[3], high[3]}, v.z, v.w, part);
+      Unpacked(w, g).multiply(part, v);
       const int in_run = block % kTogether * 2 + g;  // of the run's 8 / kRows
       if constexpr (kRows == 1) {
         const float low_scale = __uint_as_float((g == 0 ? scale << 23 : scale << 7) & kExponent);
