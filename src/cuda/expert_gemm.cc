@@ -16,8 +16,8 @@ constexpr int kFewRowsSlots = 4;  // more take longer to be asked for than they 
 constexpr int kMaxSpreadUnits = 32;
 // Dynamic shared memory of a block of a step of one row without LoRA: one of each product fits on a
 // multiprocessor, beside what they take besides, but not two of gate_up's.
-constexpr size_t kGateUpBesideDown = 120 * 1024;
-constexpr size_t kDownBesideGateUp = 91 * 1024;
+constexpr size_t kGateUpBesideDown = size_t{120} * 1024;
+constexpr size_t kDownBesideGateUp = size_t{91} * 1024;
 
 bool has_few_units(const ExpertGemmProblem& problem) {
   if (problem.max_pairs > kSpreadPairs) return false;
