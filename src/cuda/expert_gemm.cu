@@ -230,6 +230,8 @@ __global__ void __maxnreg__(kMaxRegisters)
   }
 }
 
+namespace {
+
 template <StreamFormat kFormat, GemmRole kRole, bool kLora>
 void launch_form(const ExpertGemmConfig& config, const ExpertGemmParams& params, int num_blocks,
                  cudaStream_t stream) {
@@ -253,6 +255,8 @@ void launch_form(bool lora, const ExpertGemmConfig& config, const ExpertGemmPara
     launch_form<kFormat, kRole, false>(config, params, num_blocks, stream);
   }
 }
+
+}  // namespace
 
 void launch_expert_gemm(GemmRole role, bool lora, const ExpertGemmConfig& config,
                         const ExpertGemmParams& params, int num_blocks, cudaStream_t stream) {

@@ -272,6 +272,8 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
   } while (run.end < last);
 }
 
+namespace {
+
 template <StreamFormat kFormat>
 void launch_spread(GemmRole role, bool lora, const ExpertGemmConfig& config,
                    const ExpertGemmParams& params, int num_blocks, cudaStream_t stream) {
@@ -297,6 +299,8 @@ void launch_spread(GemmRole role, bool lora, const ExpertGemmConfig& config,
   const auto down = lora ? (has_one ? one_lora : two_lora) : (has_one ? one : two);
   launch(down, shape, stream, params, config);
 }
+
+}  // namespace
 
 void launch_expert_gemm_spread(GemmRole role, bool lora, const ExpertGemmConfig& config,
                                const ExpertGemmParams& params, int num_blocks,

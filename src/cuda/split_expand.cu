@@ -175,6 +175,8 @@ __global__ void __launch_bounds__(kMaxSplitWarps / 2 * kWarpSize)
   launch_dependents();
 }
 
+namespace {
+
 template <bool kPaired, bool kEvenK>
 void launch_form(const SplitExpandConfig& config, const SplitExpandParams& params, int max_pairs,
                  cudaStream_t stream) {
@@ -186,6 +188,8 @@ void launch_form(const SplitExpandConfig& config, const SplitExpandParams& param
                                        : split_expand_kernel<kPaired, kEvenK, false>;
   launch(kernel, shape, stream, params, config, max_pairs, num_tiles);
 }
+
+}  // namespace
 
 void launch_split_expand(const SplitExpandConfig& config, const SplitExpandParams& params,
                          int max_pairs, cudaStream_t stream) {
