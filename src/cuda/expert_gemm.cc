@@ -12,7 +12,6 @@ constexpr int kMinSlots = 2;
 constexpr int kWarpCounts[] = {16, 12, 8, 4};
 constexpr int kMaxThreads = 512;
 
-constexpr int kFewRowsSlots = 4;  // more take longer to be asked for than they save
 constexpr int kMaxSpreadUnits = 32;
 // Dynamic shared memory of a block of a step of one row without LoRA: one of each product fits on a
 // multiprocessor, beside what they take besides, but not two of gate_up's.
@@ -32,9 +31,25 @@ bool has_few_units(const ExpertGemmProblem& problem) {
   return false;
 }
 
-// The most warps that still get two slots each, then the most slots; where need be, the units of a
-// block in several turns. Leaves spread_units 0 if there is no room.
-void spread_over_warps(const ExpertGemmProblem& problem, ExpertGemmConfig& config) {
+// The most warps that still get two slots each beside `beside` bytes, then the most slots; false if
+// there is no room.
+bool fit_rings(const ExpertGemmProblem& problem, size_t beside, size_t limit, int max_slots,
+               ExpertGemmConfig& config) {
+  for (const int warps : kWarpCounts) {
+    const int threads = 32 * (warps + (problem.lora ? kShrinkWarps : 0));
+    const size_t slot_of_each = static_cast<size_t>(warps) * config.slot_bytes;
+    if (threads > kMaxThreads || beside + kMinSlots * slot_of_each > limit) continue;
+    config.num_warps = warps;
+    config.num_slots =
+        static_cast<int>(std::min<size_t>((limit - beside) / slot_of_each, max_slots));
+    config.shared_bytes = beside + config.num_slots * slot_of_each;
+    return true;
+  }
+  return false;
+}
+
+// Where need be, the units of a block in several turns.
+bool spread_over_warps(const ExpertGemmProblem& problem, ExpertGemmConfig& config) {
   size_t limit = problem.shared_limit;
   size_t least = 0;
   if (problem.max_tile_rows == 1 && !problem.lora) {
@@ -47,20 +62,14 @@ void spread_over_warps(const ExpertGemmProblem& problem, ExpertGemmConfig& confi
   const auto num_stages = static_cast<size_t>(problem.layout.num_stages);
   for (int units = std::min(units_of_block, kMaxSpreadUnits); units > 0; units /= 2) {
     const size_t beside = config.x_bytes + units * num_stages * kSpreadSumFloats * sizeof(float);
-    for (const int warps : kWarpCounts) {
-      const int threads = 32 * (warps + (problem.lora ? kShrinkWarps : 0));
-      const size_t slot_of_each = static_cast<size_t>(warps) * config.slot_bytes;
-      if (threads > kMaxThreads || beside + kMinSlots * slot_of_each > limit) continue;
-      config.num_warps = warps;
-      config.num_slots =
-          static_cast<int>(std::min<size_t>((limit - beside) / slot_of_each, kFewRowsSlots));
-      config.spread_units = units;
-      config.shrink_ranges =
-          std::clamp(problem.num_blocks / (problem.max_pairs * kShrinkShares), 1, kMaxShrinkRanges);
-      config.shared_bytes = std::max(beside + config.num_slots * slot_of_each, least);
-      return;
-    }
+    if (!fit_rings(problem, beside, limit, kFewRowsSlots, config)) continue;
+    config.spread_units = units;
+    config.shrink_ranges =
+        std::clamp(problem.num_blocks / (problem.max_pairs * kShrinkShares), 1, kMaxShrinkRanges);
+    config.shared_bytes = std::max(config.shared_bytes, least);
+    return true;
   }
+  return false;
 }
 
 }  // namespace
@@ -83,23 +92,9 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   config.half_rows = std::min(problem.max_tile_rows, kTileRows / 2);
   config.x_bytes = 2 * config.half_rows * config.row_stride;
   config.max_pairs = problem.max_pairs;
-  if (has_few_units(problem)) {
-    spread_over_warps(problem, config);
-    if (config.spread_units > 0) return config;
-  }
+  if (has_few_units(problem) && spread_over_warps(problem, config)) return config;
   const int max_slots = problem.max_tile_rows <= kSpreadRows ? kFewRowsSlots : kMaxSlots;
-  for (const int warps : kWarpCounts) {
-    const int threads = 32 * (warps + (problem.lora ? kShrinkWarps : 0));
-    if (threads > kMaxThreads) continue;
-    const int64_t slots = (static_cast<int64_t>(problem.shared_limit) - config.x_bytes) /
-                          (static_cast<int64_t>(warps) * config.slot_bytes);
-    if (slots < kMinSlots) continue;
-    config.num_warps = warps;
-    config.num_slots = static_cast<int>(std::min<int64_t>(slots, max_slots));
-    config.shared_bytes =
-        static_cast<size_t>(warps) * config.num_slots * config.slot_bytes + config.x_bytes;
-    return config;
-  }
+  if (fit_rings(problem, config.x_bytes, problem.shared_limit, max_slots, config)) return config;
   return unsupported(fmt::format(
       "matrix product on CUDA: {} rows of {} columns leave no shared memory for weights ({} bytes)",
       kTileRows, problem.in_size, problem.shared_limit));

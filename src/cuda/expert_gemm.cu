@@ -32,12 +32,13 @@ __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteT
         sum, ring.wait(), lane_x + stage * stage_x_bytes, p.layout.stage_blocks,
         kHalfRows * row_stride);
     __syncwarp();
-    producer.issue(ring.address(), ring.barrier());
+    producer.issue(ring.address(ring.slot), ring.barrier(ring.slot));
     ring.advance();
   }
   if constexpr (!kEarlyBias) bias = load_bias(p, tile, unit);
-  if constexpr (kLora)
+  if constexpr (kLora) {
     add_lora</*kSpread=*/false>(sum, p, tile, *lora, shrinks_done<kRole>(p), unit);
+  }
   write_unit<kRole>(p, tile, unit, sum, out_rows, bias);
 }
 
@@ -174,7 +175,7 @@ __global__ void __maxnreg__(kMaxRegisters)
                .num_slots = config.num_slots};
   Producer producer(p, table, {first, last}, warp, config.num_warps);
   for (int i = 0; i < ring.num_slots; ++i) {
-    producer.issue(ring.slots + i * ring.slot_bytes, ring.barriers + i * 8);
+    producer.issue(ring.address(i), ring.barrier(i));
   }
   if (p.routed_before_predecessor) wait_for_predecessor();
   launch_dependents();

@@ -70,7 +70,7 @@ __device__ __forceinline__ void add_mxfp4_stage(UnitSum<kHalves>& sum, uint32_t 
   }
 }
 
-// Where a tile has few rows, kRows of them (1, 2 or 4) leave columns of an mma free: its column n
+// Where a tile has few rows, kRows of them (1 or 2) leave columns of an mma free: its column n
 // then stands for row n % kRows and, of a run of 8 / kRows blocks of 32 columns of the matrix,
 // block n / kRows. Each mma still multiplies one block, with all of them, and only the lanes whose
 // columns are that block's add what comes out. So a lane needs the scales and the activations of
@@ -143,7 +143,7 @@ __device__ __forceinline__ void unfold(UnitSum<1>& unit) {
   }
 #pragma unroll
   for (int i = 0; i < 4; i += kRows == 1 ? 2 : 1) {
-    if (kRows < 4) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+    sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
     sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
   }
 }

@@ -73,6 +73,9 @@ inline constexpr int kSpreadSumFloats = 16 * kSpreadRows;
 // so many, and whoever needs s adds up what they make of it.
 inline constexpr int kMaxShrinkRanges = 6;
 
+// Slots of a warp's ring for so few rows, at most: more take longer to be asked for than they save.
+inline constexpr int kFewRowsSlots = 4;
+
 // How a product is laid over an SM: one block, `num_warps` independent warps, each with a ring of
 // `num_slots` stages.
 struct ExpertGemmConfig {

@@ -13,7 +13,6 @@
 namespace medley::cuda {
 namespace {
 
-constexpr int kMaxSlots = 4;
 constexpr int kMaxWarps = 16;
 constexpr int kBaseRegisters = 64;  // two blocks on a multiprocessor
 constexpr int kLoraRegisters = 128;
@@ -84,7 +83,7 @@ struct UnitRun {
   }
 };
 
-// A stage's sums: column n of an mma is row n. Not inlined, so that it can be called ahead of time.
+// A stage's sums: column n of an mma is row n. Not inlined: its caller has no registers to spare.
 template <StreamFormat kFormat, int kRows>
 __device__ __noinline__ float4 multiply_stage(uint32_t weights, uint32_t x, int num_blocks) {
   UnitSum<1> sum;
@@ -106,7 +105,7 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
     expert_gemm_spread_kernel(const __grid_constant__ ExpertGemmParams p,
                               const __grid_constant__ ExpertGemmConfig config) {
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ __align__(8) uint64_t barriers[kMaxWarps * kMaxSlots];
+  __shared__ __align__(8) uint64_t barriers[kMaxWarps * kFewRowsSlots];
   __shared__ UnitRun run;
   __shared__ RouteTile table[kTableTiles];
   __shared__ int32_t row_of_pair[kTableTiles];
@@ -129,12 +128,14 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
   };
   const int num_slots = config.num_slots;
   const int slot_bytes = config.slot_bytes;
-  const uint32_t slots = shared_address(shared) + warp * num_slots * slot_bytes;
-  const uint32_t slot_barriers = shared_address(barriers + warp * num_slots);
+  Ring ring = {.slots = shared_address(shared) + warp * num_slots * slot_bytes,
+               .barriers = shared_address(barriers + warp * num_slots),
+               .slot_bytes = slot_bytes,
+               .num_slots = num_slots};
   uint8_t* x = shared + num_warps * num_slots * slot_bytes;
   const StageSums sums = {reinterpret_cast<float*>(x + config.x_bytes)};
   // A warp's barriers are its own.
-  if (lane < num_slots) barrier_init(slot_barriers + lane * 8, 1);
+  if (lane < num_slots) barrier_init(ring.barrier(lane), 1);
   barrier_init_fence();
   __syncwarp();
   // What comes right after the wait does not have to wait for its parameters as well.
@@ -164,12 +165,10 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
   const TileGroup& group = run.group;
   const int stage_x_bytes = p.layout.stage_blocks * block_cols(kFormat) * 2;
   const int step_in_unit = num_warps % num_stages;
-  uint32_t parity = 0;
-  int slot = 0;
   const auto issue = [&](int stage, int to_slot) {
     if (stage >= run.count) return;
-    issue_copy(slots + to_slot * slot_bytes, run.source(stage, stage_bytes), stage_bytes,
-               slot_barriers + to_slot * 8);
+    issue_copy(ring.address(to_slot), run.source(stage, stage_bytes), stage_bytes,
+               ring.barrier(to_slot));
   };
   bool started = false;  // the first run of units, which has its group
   do {
@@ -193,7 +192,7 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
     if (x_first && has_piece) load_piece(warp);
     const int first_slots = x_first ? min(kFirstSlots, num_slots) : num_slots;
     const auto nth_slot = [&](int i) {
-      return slot + i < num_slots ? slot + i : slot + i - num_slots;
+      return ring.slot + i < num_slots ? ring.slot + i : ring.slot + i - num_slots;
     };
 #pragma unroll 1
     for (int i = 0; i < first_slots; ++i) issue(warp + i * num_warps, nth_slot(i));
@@ -236,15 +235,11 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
     for (int stage = warp; stage < run.count; stage += num_warps) {
       const uint32_t stage_x =
           lane_x + in_unit * stage_x_bytes + (stage >= run.second ? group_x_bytes : 0);
-      const uint32_t weights = slots + slot * slot_bytes;
-      barrier_wait(slot_barriers + slot * 8, parity);
+      const uint32_t weights = ring.wait();
       sums.store(stage, multiply_stage<kFormat, kRows>(weights, stage_x, p.layout.stage_blocks));
       __syncwarp();
-      issue(stage + num_slots * num_warps, slot);
-      if (++slot == num_slots) {
-        slot = 0;
-        parity ^= 1;
-      }
+      issue(stage + num_slots * num_warps, ring.slot);
+      ring.advance();
       in_unit += step_in_unit;
       if (in_unit >= num_stages) in_unit -= num_stages;
     }

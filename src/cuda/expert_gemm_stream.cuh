@@ -111,11 +111,11 @@ struct Ring {
   int slot = 0;
   uint32_t parity = 0;
 
-  __device__ uint32_t address() const { return slots + slot * slot_bytes; }
-  __device__ uint32_t barrier() const { return barriers + slot * 8; }
+  __device__ uint32_t address(int at) const { return slots + at * slot_bytes; }
+  __device__ uint32_t barrier(int at) const { return barriers + at * 8; }
   __device__ uint32_t wait() const {
-    barrier_wait(barrier(), parity);
-    return address();
+    barrier_wait(barrier(slot), parity);
+    return address(slot);
   }
   __device__ void advance() {
     if (++slot == num_slots) {
