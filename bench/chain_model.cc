@@ -318,12 +318,9 @@ Chain::Views Chain::views() const {
 }
 
 void Chain::run_gate_up(Layer& layer, const Views& views) {
-  layer.run_gate_up->run({.x = views.x,
-                          .routing = layer.routing.get(),
-                          .weight = layer.gate_up.get(),
-                          .out = views.h,
-                          .down_weight = layer.down.get()},
-                         *step_, *stream_);
+  layer.run_gate_up->run(
+      {.x = views.x, .routing = layer.routing.get(), .weight = layer.gate_up.get(), .out = views.h},
+      *step_, *stream_);
 }
 
 void Chain::run_down(Layer& layer, const Views& views) {

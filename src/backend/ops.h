@@ -140,8 +140,6 @@ struct MoeGateUpArgs {
   const Routing* routing = nullptr;  // serves one run of gate_up and one of down
   const PackedWeight* weight = nullptr;
   TensorView out;  // (max_rows * k, I), in the order of `routing`
-  // Of the moe_down that comes next, or none: a backend may ask for it ahead of time.
-  const PackedWeight* down_weight = nullptr;
 };
 using MoeGateUp = Op<MoeGateUpDesc, MoeGateUpArgs>;
 

@@ -31,14 +31,6 @@ struct GateParams {
   float alpha = 0.0f;
 };
 
-// What the next kernel multiplies the same routing's pairs by. Blocks that run out of work ask for
-// the first of it to be brought to the L2.
-struct NextProduct {
-  const uint8_t* weights = nullptr;  // null: unknown
-  MatrixLayout layout;
-  const LoraEntry* lora = nullptr;
-};
-
 struct ExpertGemmParams {
   const uint8_t* weights = nullptr;  // (experts) matrices in one layout
   const float* bias = nullptr;       // (experts, units, 16), or none
@@ -55,7 +47,9 @@ struct ExpertGemmParams {
   __nv_bfloat16* s = nullptr;
   int s_stride = 0;
   int shrink_ranges = 1;
-  NextProduct next;              // kGateUp
+  // kGateUp: (slots), of the product that the next kernel makes of the same routing. Its A is
+  // brought to the L2 by warps that have run out of work.
+  const LoraEntry* next_lora = nullptr;
   uint32_t shrink_delay_ns = 0;  // for tests: up to twice as long before a share counts as done
   bool routed_before_predecessor = false;  // the routing is complete once this kernel starts
 };

@@ -166,12 +166,12 @@ __device__ __forceinline__ uint32_t take_share(const ShrinkQueue& queue) {
 
 // Asks for the A that the next product's shrinks read first.
 __device__ __forceinline__ void prefetch_next_a(const ExpertGemmParams& p) {
-  if (p.next.lora == nullptr || threadIdx.x % kWarpSize != 0) return;
+  if (p.next_lora == nullptr || threadIdx.x % kWarpSize != 0) return;
   const int warp = shrink_thread() / kWarpSize;
   const int num_segments = min(__ldcg(p.routing.num_segments), kMaxNextSegments);
   for (auto i = static_cast<int>(blockIdx.x); i < num_segments; i += static_cast<int>(gridDim.x)) {
     const int4 found = __ldcg(reinterpret_cast<const int4*>(p.routing.segments + i));
-    const LoraEntry& entry = p.next.lora[found.y];
+    const LoraEntry& entry = p.next_lora[found.y];
     const int each =
         entry.num_a * entry.rank / kUnitRows * ((p.out_size + 31) / 32) * 1024 / kShrinkWarps;
     if (each > 0) bulk_prefetch(entry.a + found.x * entry.a_expert_bytes + warp * each, each);

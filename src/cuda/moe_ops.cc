@@ -20,13 +20,8 @@ class CudaMoeGateUp : public MoeGateUp {
                     static_cast<const CudaRouting&>(*args.routing).view(), args.x, args.out.data);
     params.gate = gate_params(desc_.moe.activation);
     params.lora = context_.lora.entries(desc_.lora);
-    if (args.down_weight != nullptr) {
-      const auto& next = static_cast<const CudaMatrices&>(*args.down_weight);
-      params.next = {.weights = next.weights.as<uint8_t>(),
-                     .layout = next.layout,
-                     .lora = context_.lora.entries(
-                         {.module = LoraModule::kExpertDown, .layer = desc_.lora.layer})};
-    }
+    params.next_lora =
+        context_.lora.entries({.module = LoraModule::kExpertDown, .layer = desc_.lora.layer});
     run_gemm(context_,
              {.role = GemmRole::kGateUp,
               .params = params,

@@ -89,8 +89,7 @@ class ModelImpl final : public Model {
         layer.moe_gate_up->run({.x = x_,
                                 .routing = routing_.get(),
                                 .weight = packed.gate_up.get(),
-                                .out = routed_hidden_,
-                                .down_weight = packed.down.get()},
+                                .out = routed_hidden_},
                                step, stream);
         layer.moe_down->run({.x = routed_hidden_,
                              .routing = routing_.get(),

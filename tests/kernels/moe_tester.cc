@@ -229,12 +229,9 @@ MoeTester::Outputs MoeTester::run_layer(Side& side, const Outputs* given) {
              *step, side.stream());
   out.normed = side.download(normed);
   if (given != nullptr) normed = deliver(side, given->normed, {rows, hidden_});
-  run_gate_up->run({.x = normed,
-                    .routing = routing.get(),
-                    .weight = packed_gate_up.get(),
-                    .out = h,
-                    .down_weight = packed_down.get()},
-                   *step, side.stream());
+  run_gate_up->run(
+      {.x = normed, .routing = routing.get(), .weight = packed_gate_up.get(), .out = h}, *step,
+      side.stream());
   out.h = side.download(h);
   if (given != nullptr) h = deliver(side, given->h, {rows * k, inner});
   run_down->run({.x = h, .routing = routing.get(), .weight = packed_down.get(), .out = y}, *step,
