@@ -10,9 +10,9 @@ namespace medley::cuda {
 
 // What all ops of a backend share.
 struct Context {
-  int num_sms = 0;               // blocks of expert_gemm
-  uint32_t shrink_delay_ns = 0;  // for tests (expert_gemm_kernel.h, dense_gemm_kernel.h)
-  size_t shared_limit = 0;       // dynamic shared memory of a block of expert_gemm
+  int num_sms = 0;          // blocks of expert_gemm
+  uint32_t delay_ns = 0;    // for tests (expert_gemm_kernel.h, dense_gemm_kernel.h)
+  size_t shared_limit = 0;  // dynamic shared memory of a block of expert_gemm
   LoraTable lora;
   DeviceBuffer shrink_out;          // (pairs, kShrinkStride) bfloat16
   DeviceBuffer dense_shrink;        // the words of a DenseShrinkQueue

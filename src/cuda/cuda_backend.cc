@@ -78,7 +78,8 @@ class CudaBackend : public Backend {
   Result<std::unique_ptr<Routing>> make_routing(const RoutingDesc& desc) override {
     const int max_pairs = padded_rows(desc.max_rows) * desc.moe.experts_per_token;
     MEDLEY_TRY(context_.reserve_pairs(max_pairs));
-    return std::unique_ptr<Routing>(std::make_unique<CudaRouting>(max_pairs));
+    return std::unique_ptr<Routing>(
+        std::make_unique<CudaRouting>(max_pairs, desc.moe.intermediate_size));
   }
 
   Result<std::unique_ptr<PackedWeight>> pack_embedding(const MatrixView& table) override {

@@ -37,7 +37,7 @@ struct alignas(16) DenseShrinkState {
 };
 
 // The shrinks of a launch, shared out while it runs. At first all is zero, but all words of
-// `partial` and `s` kNotThere. One launch at a time.
+// `partial` and `s` kNotThere (there.cuh). One launch at a time.
 struct DenseShrinkQueue {
   DenseShrinkState* state = nullptr;  // (1)
   uint32_t* taken = nullptr;          // (1) shares, of all launches
@@ -46,8 +46,6 @@ struct DenseShrinkQueue {
   __nv_bfloat16* s = nullptr;         // (2, kMaxInsideRows, s_stride)
   uint32_t delay_ns = 0;              // for tests: up to twice as long before a sum is published
 };
-// No float32 sum and no pair of bfloat16 of a kernel has these bits: NaN is 0x7fffffff, 0x7fff.
-inline constexpr uint32_t kNotThere = 0xffffffffu;
 // The numbers of a queue's words.
 inline constexpr int kShrinkSumFloats = 4 * 32;  // of half a tile's rows and a unit of 16 ranks
 inline constexpr int kMaxShrinkUnits = 3 * kMaxRank / kUnitRows;  // of an adapter

@@ -24,7 +24,7 @@ DenseShrinkQueue dense_shrink_queue(Context& context) {
           .left = memory.as<uint32_t>(2 * kLineBytes),
           .partial = memory.as<float>(kCounterBytes),
           .s = memory.as<__nv_bfloat16>(kCounterBytes + kPartialBytes),
-          .delay_ns = context.shrink_delay_ns};
+          .delay_ns = context.delay_ns};
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/dense_gemm_kernel.h"
+#include "cuda/there.cuh"
 #include "cuda/unit_sum.cuh"
 
 // LoRA's first half inside dense_gemm: s[pair] = scale * (A x), rounded to bfloat16.
@@ -30,52 +31,12 @@ struct ShrinkSegment {
   int32_t count;
 };
 
-__device__ __forceinline__ uint4 load_relaxed_16(const void* from) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from)
-               : "memory");
-  return v;
-}
-// Of global or shared memory.
-__device__ __forceinline__ uint2 load_relaxed_8(const void* from) {
-  uint2 v;
-  asm volatile("ld.relaxed.gpu.v2.u32 {%0, %1}, [%2];"
-               : "=r"(v.x), "=r"(v.y)
-               : "l"(from)
-               : "memory");
-  return v;
-}
-__device__ __forceinline__ void store_relaxed_16(void* to, const uint4& v) {
-  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w)
-               : "memory");
-}
-__device__ __forceinline__ void store_relaxed_4(void* to, uint32_t v) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
-}
 __device__ __forceinline__ void prefetch_l2(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 // Lane 4 g + q has row g, columns 2 q and 2 q + 1; returned are row 2 q and 2 q + 1 of column g.
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));
-  return v;
-}
-
-__device__ __forceinline__ bool is_there(const uint4& v) {
-  return v.x != kNotThere && v.y != kNotThere && v.z != kNotThere && v.w != kNotThere;
-}
-__device__ __forceinline__ bool is_there(const uint2& v) {
-  return v.x != kNotThere && v.y != kNotThere;
-}
-// `v`, read from `from`, once all of it is there.
-__device__ __forceinline__ uint2 wait_until_there(uint2 v, const void* from) {
-  for (uint32_t polls = 0; !is_there(v); ++polls) {
-    if (polls > kMaxPolls) __trap();
-    v = load_relaxed_8(from);
-  }
   return v;
 }
 

@@ -12,33 +12,22 @@ constexpr int kMinSlots = 2;
 constexpr int kWarpCounts[] = {16, 12, 8, 4};
 constexpr int kMaxThreads = 512;
 
-constexpr int kMaxSpreadUnits = 32;
-// Dynamic shared memory of a block of a step of one row without LoRA: one of each product fits on a
+// Dynamic shared memory of a block of a step of one row: one of each product fits on a
 // multiprocessor, beside what they take besides, but not two of gate_up's.
-constexpr size_t kGateUpBesideDown = size_t{120} * 1024;
-constexpr size_t kDownBesideGateUp = size_t{91} * 1024;
-
-bool has_few_units(const ExpertGemmProblem& problem) {
-  if (problem.max_pairs > kSpreadPairs) return false;
-  switch (problem.role) {
-    case GemmRole::kGateUp:
-      return problem.max_tile_rows == 1 && !problem.lora;
-    case GemmRole::kGateUpRaw:
-      return false;
-    case GemmRole::kDown:
-      return problem.max_tile_rows <= kSpreadRows;
-  }
-  return false;
-}
+constexpr size_t kGateUpBesideDown = size_t{112} * 1024;
+constexpr size_t kDownBesideGateUp = size_t{98} * 1024;
+// Beside those that shrink, so that registers suffice for both.
+constexpr int kMaxLoraDownWarps = 8;
 
 // The most warps that still get two slots each beside `beside` bytes, then the most slots; false if
 // there is no room.
-bool fit_rings(const ExpertGemmProblem& problem, size_t beside, size_t limit, int max_slots,
-               ExpertGemmConfig& config) {
+bool fit_rings(const ExpertGemmProblem& problem, size_t beside, size_t limit, int max_warps,
+               int max_slots, ExpertGemmConfig& config) {
   for (const int warps : kWarpCounts) {
     const int threads = 32 * (warps + (problem.lora ? kShrinkWarps : 0));
     const size_t slot_of_each = static_cast<size_t>(warps) * config.slot_bytes;
-    if (threads > kMaxThreads || beside + kMinSlots * slot_of_each > limit) continue;
+    if (warps > max_warps || threads > kMaxThreads || beside + kMinSlots * slot_of_each > limit)
+      continue;
     config.num_warps = warps;
     config.num_slots =
         static_cast<int>(std::min<size_t>((limit - beside) / slot_of_each, max_slots));
@@ -48,25 +37,29 @@ bool fit_rings(const ExpertGemmProblem& problem, size_t beside, size_t limit, in
   return false;
 }
 
-// Where need be, the units of a block in several turns.
-bool spread_over_warps(const ExpertGemmProblem& problem, ExpertGemmConfig& config) {
-  size_t limit = problem.shared_limit;
-  size_t least = 0;
-  if (problem.max_tile_rows == 1 && !problem.lora) {
-    const bool down = problem.role == GemmRole::kDown;
-    limit = std::min(limit, down ? kDownBesideGateUp : kGateUpBesideDown);
-    if (!down) least = limit;
+bool fit_one_row(const ExpertGemmProblem& problem, ExpertGemmConfig& config) {
+  const bool down = problem.role == GemmRole::kDown;
+  if (problem.role == GemmRole::kGateUpRaw || problem.max_tile_rows != 1 ||
+      problem.max_pairs > kMaxRowPairs) {
+    return false;
   }
+  const int max_warps = down && problem.lora ? kMaxLoraDownWarps : kWarpCounts[0];
+  const size_t budget = down ? kDownBesideGateUp : kGateUpBesideDown;
+  const size_t limit = std::min(problem.shared_limit, budget);
+  const size_t x_bytes = down ? 0 : (problem.in_size * size_t{2} + 127) / 128 * 128;
   const int all_units = problem.max_pairs * problem.layout.num_units;
   const int units_of_block = (all_units + problem.num_blocks - 1) / problem.num_blocks;
   const auto num_stages = static_cast<size_t>(problem.layout.num_stages);
-  for (int units = std::min(units_of_block, kMaxSpreadUnits); units > 0; units /= 2) {
-    const size_t beside = config.x_bytes + units * num_stages * kSpreadSumFloats * sizeof(float);
-    if (!fit_rings(problem, beside, limit, kFewRowsSlots, config)) continue;
-    config.spread_units = units;
+  for (int units = std::min(units_of_block, kMaxTurnUnits); units > 0; units /= 2) {
+    const size_t beside = x_bytes + units * num_stages * kStageSumBytes;
+    if (!fit_rings(problem, beside, limit, max_warps, kFewRowsSlots, config)) continue;
+    config.turn_units = units;
+    config.x_bytes = static_cast<int>(x_bytes);
     config.shrink_ranges =
         std::clamp(problem.num_blocks / (problem.max_pairs * kShrinkShares), 1, kMaxShrinkRanges);
-    config.shared_bytes = std::max(config.shared_bytes, least);
+    // Some of the warps watch for activations and finish units.
+    config.num_warps -= (down ? 1 : 0) + (problem.lora ? 0 : 1);
+    if (!down) config.shared_bytes = limit;
     return true;
   }
   return false;
@@ -92,9 +85,10 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   config.half_rows = std::min(problem.max_tile_rows, kTileRows / 2);
   config.x_bytes = 2 * config.half_rows * config.row_stride;
   config.max_pairs = problem.max_pairs;
-  if (has_few_units(problem) && spread_over_warps(problem, config)) return config;
-  const int max_slots = problem.max_tile_rows <= kSpreadRows ? kFewRowsSlots : kMaxSlots;
-  if (fit_rings(problem, config.x_bytes, problem.shared_limit, max_slots, config)) return config;
+  if (fit_one_row(problem, config)) return config;
+  const int max_slots = problem.max_tile_rows <= 2 ? kFewRowsSlots : kMaxSlots;
+  if (fit_rings(problem, config.x_bytes, problem.shared_limit, kWarpCounts[0], max_slots, config))
+    return config;
   return unsupported(fmt::format(
       "matrix product on CUDA: {} rows of {} columns leave no shared memory for weights ({} bytes)",
       kTileRows, problem.in_size, problem.shared_limit));

@@ -37,7 +37,7 @@ __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteT
   }
   if constexpr (!kEarlyBias) bias = load_bias(p, tile, unit);
   if constexpr (kLora) {
-    add_lora</*kSpread=*/false>(sum, p, tile, *lora, shrinks_done<kRole>(p), unit);
+    add_lora(sum, p, tile, *lora, shrinks_done<kRole>(p), unit);
   }
   write_unit<kRole>(p, tile, unit, sum, out_rows, bias);
 }
@@ -117,7 +117,7 @@ __global__ void __maxnreg__(kMaxRegisters)
   uint8_t* x = shared + config.num_warps * ring_bytes;
 
   if (kLora && warp >= config.num_warps) {
-    run_shrinks<kRole, /*kSpread=*/false, 6>(p);
+    run_shrinks<kRole, /*kOneRow=*/false, 6>(p);
     return;
   }
   const auto barrier_of_products = [&] {

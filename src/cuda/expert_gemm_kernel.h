@@ -42,7 +42,7 @@ struct ExpertGemmParams {
   int out_size = 0;
   GateParams gate;                  // kGateUp
   const LoraEntry* lora = nullptr;  // (slots)
-  // Memory for scale * A x: (pairs, s_stride); of spread units, for what adds up to it, float:
+  // Memory for scale * A x: (pairs, s_stride); of a step of one row, for what adds up to it, float:
   // (pairs, shrink_ranges, s_stride).
   __nv_bfloat16* s = nullptr;
   int s_stride = 0;
@@ -50,19 +50,24 @@ struct ExpertGemmParams {
   // kGateUp: (slots), of the product that the next kernel makes of the same routing. Its A is
   // brought to the L2 by warps that have run out of work.
   const LoraEntry* next_lora = nullptr;
-  uint32_t shrink_delay_ns = 0;  // for tests: up to twice as long before a share counts as done
+  // For tests: up to twice as long before a share of a shrink, or a unit of one row, counts as
+  // done.
+  uint32_t delay_ns = 0;
   bool routed_before_predecessor = false;  // the routing is complete once this kernel starts
+  // kDown of one row: x comes while this kernel runs (RoutingView::row_h); once so many of a pair's
+  // units are done, it is time to look for it. 0: x is complete once the predecessor has ended.
+  uint32_t units_of_pair = 0;
 };
 
 // With LoRA a block has this many more warps, which do nothing but shrinks, each cut into shares.
 inline constexpr int kShrinkWarps = 4;
 inline constexpr int kShrinkShares = 2;
 
-// Where units are spread (expert_gemm_spread.cu): rows of the step and pairs, at most, and what a
-// stage's sums take.
-inline constexpr int kSpreadRows = 2;
-inline constexpr int kSpreadPairs = 32;
-inline constexpr int kSpreadSumFloats = 16 * kSpreadRows;
+// A step of one row (expert_gemm_row.cu): its pairs, and a block's units in a turn, at most, and
+// what the lanes of a warp have of a stage.
+inline constexpr int kMaxRowPairs = 32;
+inline constexpr int kMaxTurnUnits = 32;
+inline constexpr int kStageSumBytes = 32 * 8;
 // There are fewer shares of shrinks than blocks there: each is cut into ranges of columns, at most
 // so many, and whoever needs s adds up what they make of it.
 inline constexpr int kMaxShrinkRanges = 6;
@@ -80,19 +85,19 @@ struct ExpertGemmConfig {
   int half_rows = 0;   // activation rows in shared memory are 2 halves of this many
   int row_stride = 0;  // bytes of each
   int x_bytes = 0;     // of all of them
-  // launch_expert_gemm_spread's: units whose stages are spread over the warps at a time. 0: a warp
+  // launch_expert_gemm_row's: units whose stages are spread over the warps at a time. 0: a warp
   // takes whole units.
-  int spread_units = 0;
-  int shrink_ranges = 1;  // of columns, of a share of spread units' shrinks
+  int turn_units = 0;
+  int shrink_ranges = 1;  // of columns, of a share of the shrinks of one row
   size_t shared_bytes = 0;
   std::string to_string() const;
 };
 
 // Launches `num_blocks` blocks; each takes a contiguous share of all units, equal by cost.
-// The second form is for problems with few units (expert_gemm_spread.cu).
+// The second form is for steps of one row; down's launch has a warp more.
 void launch_expert_gemm(GemmRole role, bool lora, const ExpertGemmConfig& config,
                         const ExpertGemmParams& params, int num_blocks, cudaStream_t stream);
-void launch_expert_gemm_spread(GemmRole role, bool lora, const ExpertGemmConfig& config,
-                               const ExpertGemmParams& params, int num_blocks, cudaStream_t stream);
+void launch_expert_gemm_row(GemmRole role, bool lora, const ExpertGemmConfig& config,
+                            const ExpertGemmParams& params, int num_blocks, cudaStream_t stream);
 
 }  // namespace medley::cuda

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/expert_gemm.cuh"
 #include "cuda/expert_gemm_stream.cuh"
 #include "cuda/expert_shrink.cuh"
@@ -104,25 +102,12 @@ struct RankOperands {
   uint2 up[kHalves] = {};
   bool two_a = false;
 
-  static __device__ uint2 load_s(const ExpertGemmParams&, const __nv_bfloat16* from) {
-    return *reinterpret_cast<const uint2*>(from);
-  }
-  static __device__ uint2 load_s(const ExpertGemmParams& p, const float* from) {
-    float4 total = {};
-#pragma unroll
-    for (int i = 0; i < kMaxShrinkRanges; ++i) {
-      if (i >= p.shrink_ranges) break;
-      const float4 v = __ldcg(reinterpret_cast<const float4*>(from + i * p.s_stride));
-      total = {total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w};
-    }
-    return {pack_bf16x2(total.x, total.y), pack_bf16x2(total.z, total.w)};
-  }
-
-  // `s_of_lane`: the tile's first pair, this lane's column, its first rank; a pair's are
-  // `pair_stride` apart.
-  template <class S>
+  // `s_of_lane`: the tile's first pair, this lane's column, its first rank.
   __device__ void load(const ExpertGemmParams& p, const RankBlock& block, int unit,
-                       const S* s_of_lane, int pair_stride) {
+                       const __nv_bfloat16* s_of_lane) {
+    const auto load_s = [](const __nv_bfloat16* from) {
+      return *reinterpret_cast<const uint2*>(from);
+    };
     const int lane = threadIdx.x % kWarpSize;
     b = load_once(block.b + static_cast<int64_t>(unit) * block.unit_bytes + lane * 16);
     two_a = block.up_offset != 0;
@@ -130,10 +115,10 @@ struct RankOperands {
     for (int h = 0; h < kHalves; ++h) {
       const int column = h * kHalfRows + lane / 4;
       if (column < block.begin || column >= block.end) continue;
-      const S* from =
-          s_of_lane + static_cast<int64_t>(h) * kHalfRows * pair_stride + block.s_offset;
-      s[h] = load_s(p, from);
-      if (two_a) up[h] = load_s(p, from + block.up_offset);
+      const __nv_bfloat16* from =
+          s_of_lane + static_cast<int64_t>(h) * kHalfRows * p.s_stride + block.s_offset;
+      s[h] = load_s(from);
+      if (two_a) up[h] = load_s(from + block.up_offset);
     }
   }
   // Where gate and up share the unit and have an A each, rows 0-7 take gate's s and 8-15 up's.
@@ -151,7 +136,7 @@ struct RankOperands {
 };
 
 // What the tile's adapters add to one unit.
-template <bool kSpread, int kHalves>
+template <int kHalves>
 __device__ __forceinline__ void add_lora(UnitSum<kHalves>& sum, const ExpertGemmParams& p,
                                          const RouteTile& tile, TileLora& lora,
                                          const uint32_t* done, int unit) {
@@ -160,16 +145,14 @@ __device__ __forceinline__ void add_lora(UnitSum<kHalves>& sum, const ExpertGemm
   while (!is_listed(lora)) {
   }
   wait_for_shrinks(done + tile.segment_begin, tile.segment_count, p.shrink_ranges, &lora.seen);
-  using S = std::conditional_t<kSpread, float, __nv_bfloat16>;
-  const int pair_stride = kSpread ? p.shrink_ranges * p.s_stride : p.s_stride;
-  const S* s = reinterpret_cast<const S*>(p.s) +
-               static_cast<int64_t>(tile.begin + lane / 4) * pair_stride + lane % 4 * 4;
-  constexpr int kTogether = kSpread ? 2 : kHalves == 1 ? 4 : 2;
+  const __nv_bfloat16* s =
+      p.s + static_cast<int64_t>(tile.begin + lane / 4) * p.s_stride + lane % 4 * 4;
+  constexpr int kTogether = kHalves == 1 ? 4 : 2;
   for (int j = 0; j < lora.num_blocks; j += kTogether) {
     RankOperands<kHalves> operands[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      if (j + i < lora.num_blocks) operands[i].load(p, lora.blocks[j + i], unit, s, pair_stride);
+      if (j + i < lora.num_blocks) operands[i].load(p, lora.blocks[j + i], unit, s);
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) operands[i].add_to(sum);
@@ -180,7 +163,7 @@ __device__ __forceinline__ void add_lora(UnitSum<kHalves>& sum, const ExpertGemm
     RankBlock block = first_rank_block(p, tile, tile.segment_begin + i, num_blocks);
     for (int j = 0; j < num_blocks; ++j) {
       RankOperands<kHalves> operands;
-      operands.load(p, block, unit, s, pair_stride);
+      operands.load(p, block, unit, s);
       operands.add_to(sum);
       advance(block);
     }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/expert_gemm_kernel.h"
+#include "cuda/there.cuh"
 #include "cuda/unit_sum.cuh"
 
 // LoRA's first half inside expert_gemm: s[pair] = scale * (A x), rounded to bfloat16.
@@ -18,15 +19,20 @@ inline constexpr int kShrinkSumFloats = kUnitRows * kHalfRows;
 // Segments whose A of the next product is brought to the L2: some 10 MB at rank 32.
 inline constexpr int kMaxNextSegments = 64;
 
+// Whether activations may come while the kernel runs.
+template <GemmRole kRole, bool kOneRow>
+inline constexpr bool kPairByPair = kOneRow && kRole == GemmRole::kDown;
+
 __device__ __forceinline__ int shrink_thread() { return threadIdx.x % kShrinkThreads; }
 __device__ __forceinline__ void shrink_barrier() { named_barrier(/*id=*/2, kShrinkThreads); }
 
 // Adds this warp's blocks of 32 columns of one unit, of [first, last); `a` and `x` are this lane's
-// first bytes.
-template <int kUnroll, int kHalves>
+// first bytes. is_coming: x is not there yet (RoutingView::row_h).
+template <int kUnroll, bool kMayCome, int kHalves>
 __device__ __forceinline__ void add_shrink_blocks(UnitSum<kHalves>& sum, const uint8_t* a,
                                                   const __nv_bfloat16* const (&x)[kHalves],
-                                                  int first, int last, int in_size) {
+                                                  int first, int last, int in_size,
+                                                  bool is_coming) {
   constexpr int step = kShrinkWarps;
   const int lane_column = threadIdx.x % 4 * 8;
   for (int base = first + shrink_thread() / kWarpSize; base < last; base += kUnroll * step) {
@@ -43,7 +49,8 @@ __device__ __forceinline__ void add_shrink_blocks(UnitSum<kHalves>& sum, const u
       for (int h = 0; h < kHalves; ++h) {
         v[j][h] = uint4{};
         if (block < last && block * 32 + lane_column < in_size) {
-          v[j][h] = __ldcg(reinterpret_cast<const uint4*>(x[h] + block * 32));
+          const auto* from = reinterpret_cast<const uint4*>(x[h] + block * 32);
+          v[j][h] = kMayCome ? load_relaxed_16(from) : __ldcg(from);
         }
       }
     }
@@ -51,6 +58,10 @@ __device__ __forceinline__ void add_shrink_blocks(UnitSum<kHalves>& sum, const u
     for (int j = 0; j < kUnroll; ++j) {
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
+        if (kMayCome && is_coming) {
+          v[j][h] = wait_until_there(v[j][h], x[h] + (base + j * step) * 32);
+          __syncwarp();
+        }
         add_bf16_block(sum.value[h], low[j], high[j], v[j][h]);
       }
     }
@@ -70,11 +81,11 @@ struct ShrinkShare {
   int range;
   int row;  // of x: this lane's column of the first half
 
-  template <GemmRole kRole, bool kSpread>
+  template <GemmRole kRole, bool kOneRow>
   __device__ void load(const ExpertGemmParams& p, uint32_t taken) {
     int undivided = static_cast<int>(taken);
     range = 0;
-    if constexpr (kSpread) {
+    if constexpr (kOneRow) {
       undivided /= p.shrink_ranges;
       range = static_cast<int>(taken) - undivided * p.shrink_ranges;
     }
@@ -83,8 +94,9 @@ struct ShrinkShare {
     const int4 found = __ldcg(reinterpret_cast<const int4*>(p.routing.segments + segment_idx));
     const auto& [expert, slot, first_pair, num_pairs] = found;
     begin = first_pair;
-    count = num_pairs;
-    row = row_of<kRole>(p, /*column=*/threadIdx.x % kWarpSize / 4);
+    count = kOneRow ? 1 : num_pairs;
+    row = kOneRow ? (kRole == GemmRole::kDown ? begin : 0)
+                  : row_of<kRole>(p, /*column=*/threadIdx.x % kWarpSize / 4);
     const LoraEntry& entry = p.lora[slot];
     a = entry.a + expert * entry.a_expert_bytes;
     scale = entry.scale;
@@ -98,13 +110,13 @@ struct ShrinkShare {
   }
 };
 
-// What adds up to s, of spread units: (pairs, ranges, s_stride)
+// What adds up to s, of a step of one row: (pairs, ranges, s_stride)
 __device__ __forceinline__ float* range_sums(const ExpertGemmParams& p) {
   return reinterpret_cast<float*>(p.s);
 }
 
 // One unit: the warps' sums meet in `sums` and are added in the order of the warps.
-template <bool kSpread, int kHalves, int kUnroll>
+template <GemmRole kRole, bool kOneRow, int kHalves, int kUnroll>
 __device__ __forceinline__ void shrink_unit(const ExpertGemmParams& p, const ShrinkShare& share,
                                             const __nv_bfloat16* const (&x)[kHalves], int unit,
                                             float* sums) {
@@ -116,12 +128,13 @@ __device__ __forceinline__ void shrink_unit(const ExpertGemmParams& p, const Shr
   // Of the rank whose sums this thread adds up.
   const float scale = share.scale[unit * kUnitRows + shrink_thread() % kUnitRows];
   UnitSum<kHalves> sum;
-  add_shrink_blocks<kUnroll / kHalves>(
-      sum, a, x, kSpread ? num_blocks * share.range / p.shrink_ranges : 0,
-      kSpread ? num_blocks * (share.range + 1) / p.shrink_ranges : num_blocks, p.in_size);
+  add_shrink_blocks<kUnroll / kHalves, kPairByPair<kRole, kOneRow>>(
+      sum, a, x, kOneRow ? num_blocks * share.range / p.shrink_ranges : 0,
+      kOneRow ? num_blocks * (share.range + 1) / p.shrink_ranges : num_blocks, p.in_size,
+      p.units_of_pair > 0);
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    const int columns = min(share.count - h * kHalfRows, kHalfRows);
+    const int columns = kOneRow ? 1 : min(share.count - h * kHalfRows, kHalfRows);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int rank = lane / 4 + i / 2 * 8;
@@ -135,7 +148,7 @@ __device__ __forceinline__ void shrink_unit(const ExpertGemmParams& p, const Shr
       for (int w = 0; w < kShrinkWarps; ++w) total += sums[w * kShrinkSumFloats + i];
       const int64_t pair = share.begin + h * kHalfRows + i / kUnitRows;
       total *= scale;
-      if constexpr (kSpread) {
+      if constexpr (kOneRow) {
         range_sums(p)[(pair * p.shrink_ranges + share.range) * p.s_stride + rank] = total;
       } else {
         p.s[pair * p.s_stride + rank] = __float2bfloat16_rn(total);
@@ -145,7 +158,7 @@ __device__ __forceinline__ void shrink_unit(const ExpertGemmParams& p, const Shr
   }
 }
 
-template <GemmRole kRole, bool kSpread, int kHalves, int kUnroll>
+template <GemmRole kRole, bool kOneRow, int kHalves, int kUnroll>
 __device__ __forceinline__ void run_share(const ExpertGemmParams& p, const ShrinkShare& share,
                                           float* sums) {
   const int lane = threadIdx.x % kWarpSize;
@@ -153,10 +166,12 @@ __device__ __forceinline__ void run_share(const ExpertGemmParams& p, const Shrin
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
     const int64_t row = h == 0 ? share.row : share.row_of<kRole>(p, h * kHalfRows + lane / 4);
-    x[h] = p.x + row * p.in_size + lane % 4 * 8;
+    const __nv_bfloat16* rows = p.x;
+    if (kPairByPair<kRole, kOneRow> && p.units_of_pair > 0) rows = p.routing.row_h;
+    x[h] = rows + row * p.in_size + lane % 4 * 8;
   }
   for (int unit = share.first_unit; unit < share.num_units; unit += kShrinkShares) {
-    shrink_unit<kSpread, kHalves, kUnroll>(p, share, x, unit, sums);
+    shrink_unit<kRole, kOneRow, kHalves, kUnroll>(p, share, x, unit, sums);
   }
 }
 
@@ -179,8 +194,9 @@ __device__ __forceinline__ void prefetch_next_a(const ExpertGemmParams& p) {
 }
 
 // All that the shrink warps do. kUnroll: halves of blocks of 32 columns that a warp has under way.
-template <GemmRole kRole, bool kSpread, int kUnroll>
-__device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p) {
+// kOneRow, of down: activations are there pair by pair, as the barriers at `ready` say.
+template <GemmRole kRole, bool kOneRow, int kUnroll>
+__device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p, uint32_t ready = 0) {
   __shared__ float sums[kShrinkWarps * kShrinkSumFloats];
   __shared__ uint32_t taken;
   const ShrinkQueue& queue =
@@ -195,27 +211,31 @@ __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p) {
   shrink_barrier();
   uint32_t mine = taken;
   ShrinkShare share;
-  if (mine < num_shares) share.load<kRole, kSpread>(p, mine);
-  if (p.routed_before_predecessor) wait_for_predecessor();
-  launch_dependents();
+  if (mine < num_shares) share.load<kRole, kOneRow>(p, mine);
+  if constexpr (!kPairByPair<kRole, kOneRow>) {
+    if (p.routed_before_predecessor) wait_for_predecessor();
+    launch_dependents();
+  }
   while (mine < num_shares) {
     uint32_t next = 0;
     if (shrink_thread() == 0) next = take_share(queue);
-    if (!kSpread && share.count > kHalfRows) {
-      run_share<kRole, kSpread, kSpread ? 1 : 2, kUnroll>(p, share, sums);
+    if constexpr (kPairByPair<kRole, kOneRow>)
+      barrier_wait(ready + share.begin * sizeof(uint64_t), 0);
+    if (!kOneRow && share.count > kHalfRows) {
+      run_share<kRole, kOneRow, kOneRow ? 1 : 2, kUnroll>(p, share, sums);
     } else {
-      run_share<kRole, kSpread, 1, kUnroll>(p, share, sums);
+      run_share<kRole, kOneRow, 1, kUnroll>(p, share, sums);
     }
     shrink_barrier();
     if (shrink_thread() == 0) {
       taken = next;
-      if (p.shrink_delay_ns != 0) __nanosleep(p.shrink_delay_ns * (mine % 3));
+      if (p.delay_ns != 0) __nanosleep(p.delay_ns * (mine % 3));
       __threadfence();
       atomicAdd(queue.done + share.segment_idx, 1u);
     }
     shrink_barrier();
     mine = taken;
-    if (mine < num_shares) share.load<kRole, kSpread>(p, mine);
+    if (mine < num_shares) share.load<kRole, kOneRow>(p, mine);
   }
   if constexpr (kRole == GemmRole::kGateUp) prefetch_next_a(p);
 }

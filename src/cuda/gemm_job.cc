@@ -19,19 +19,21 @@ Result<void> check_fits(const Context& context, const MatrixLayout& layout, int 
   return {};
 }
 
+// What a product of one row leaves in shrink_out: float, for each range.
+constexpr size_t kRowShrinkBytes =
+    size_t{kMaxRowPairs} * kMaxShrinkRanges * kShrinkStride * sizeof(float);
+
 Result<void> Context::reserve_pairs(int max_pairs) {
-  // Spread units' is float, for each range.
-  const size_t num_bytes =
-      kShrinkStride * std::max(static_cast<size_t>(max_pairs) * sizeof(uint16_t),
-                               size_t{kSpreadPairs} * kMaxShrinkRanges * sizeof(float));
+  const size_t num_bytes = std::max(
+      static_cast<size_t>(max_pairs) * kShrinkStride * sizeof(uint16_t), 2 * kRowShrinkBytes);
   if (num_bytes <= shrink_out.num_bytes()) return {};
   MEDLEY_TRY_ASSIGN(shrink_out, DeviceBuffer::allocate(num_bytes));
   shrink_out.fill_zero();
   return {};
 }
 
-void run_gemm(Context& context, GemmJob job, Stream& stream) {
-  if (job.max_pairs == 0) return;
+uint32_t run_gemm(Context& context, GemmJob job, Stream& stream) {
+  if (job.max_pairs == 0) return 0;
   ExpertGemmParams& params = job.params;
   job.lora &= params.lora != nullptr;
   const ExpertGemmConfig config = select_expert_gemm({.role = job.role,
@@ -43,15 +45,19 @@ void run_gemm(Context& context, GemmJob job, Stream& stream) {
                                                       .lora = job.lora,
                                                       .shared_limit = context.shared_limit})
                                       .value();
+  const bool one_row = config.turn_units > 0;
   if (job.lora) {
     MEDLEY_CHECK_LE(job.max_pairs * size_t{kShrinkStride} * 2, context.shrink_out.num_bytes());
     params.s = context.shrink_out.as<__nv_bfloat16>();
+    // The two products of one row run side by side.
+    if (one_row && job.role == GemmRole::kDown) params.s += kRowShrinkBytes / sizeof(*params.s);
     params.s_stride = kShrinkStride;
     params.shrink_ranges = config.shrink_ranges;
-    params.shrink_delay_ns = context.shrink_delay_ns;
   }
-  const auto launch = config.spread_units > 0 ? launch_expert_gemm_spread : launch_expert_gemm;
+  params.delay_ns = context.delay_ns;
+  const auto launch = one_row ? launch_expert_gemm_row : launch_expert_gemm;
   launch(job.role, job.lora, config, params, context.num_sms, cuda_stream(stream));
+  return one_row && job.role == GemmRole::kGateUp ? params.layout.num_units : 0;
 }
 
 GateParams gate_params(const ActivationSpec& activation) {

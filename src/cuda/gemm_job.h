@@ -15,7 +15,9 @@ struct GemmJob {
   bool lora = false;
 };
 
-void run_gemm(Context& context, GemmJob job, Stream& stream);
+// Returns how many units the kernel counts for each pair (RoutingView::units_done), 0 if it does
+// not.
+uint32_t run_gemm(Context& context, GemmJob job, Stream& stream);
 
 ExpertGemmParams make_params(const CudaMatrices& matrices, const MatrixLayout& layout,
                              const RoutingView& routing, const ConstTensorView& x, void* out);

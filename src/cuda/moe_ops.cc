@@ -15,20 +15,22 @@ class CudaMoeGateUp : public MoeGateUp {
 
   void run(const MoeGateUpArgs& args, const Step& step, Stream& stream) override {
     const auto& cuda_step = static_cast<const CudaStep&>(step);
-    ExpertGemmParams params =
-        make_params(static_cast<const CudaMatrices&>(*args.weight), layout_,
-                    static_cast<const CudaRouting&>(*args.routing).view(), args.x, args.out.data);
+    const auto& routing = static_cast<const CudaRouting&>(*args.routing);
+    ExpertGemmParams params = make_params(static_cast<const CudaMatrices&>(*args.weight), layout_,
+                                          routing.view(), args.x, args.out.data);
     params.gate = gate_params(desc_.moe.activation);
     params.lora = context_.lora.entries(desc_.lora);
     params.next_lora =
         context_.lora.entries({.module = LoraModule::kExpertDown, .layer = desc_.lora.layer});
-    run_gemm(context_,
-             {.role = GemmRole::kGateUp,
-              .params = params,
-              .max_pairs = cuda_step.launch_rows() * desc_.moe.experts_per_token,
-              .max_tile_rows = cuda_step.launch_rows(),
-              .lora = cuda_step.has_lora()},
-             stream);
+    routing.set_units_of_pair(
+        run_gemm(context_,
+                 {.role = GemmRole::kGateUp,
+                  .params = params,
+                  .max_pairs = cuda_step.launch_rows() * desc_.moe.experts_per_token,
+                  .max_tile_rows = cuda_step.launch_rows(),
+                  .lora = cuda_step.has_lora()},
+                 stream),
+        args.out.data);
   }
 
  private:
@@ -47,12 +49,14 @@ class CudaMoeDown : public MoeDown {
 
   void run(const MoeDownArgs& args, const Step& step, Stream& stream) override {
     const auto& cuda_step = static_cast<const CudaStep&>(step);
-    ExpertGemmParams params =
-        make_params(static_cast<const CudaMatrices&>(*args.weight), layout_,
-                    static_cast<const CudaRouting&>(*args.routing).view(), args.x, args.out.data);
+    const auto& routing = static_cast<const CudaRouting&>(*args.routing);
+    ExpertGemmParams params = make_params(static_cast<const CudaMatrices&>(*args.weight), layout_,
+                                          routing.view(), args.x, args.out.data);
     params.lora = context_.lora.entries(desc_.lora);
     // The router ran before gate_up, this kernel's predecessor.
     params.routed_before_predecessor = true;
+    // Not of all units: their last ones are on their way by then.
+    params.units_of_pair = (routing.take_units_of_pair(args.x.data) * 3 + 3) / 4;
     run_gemm(context_,
              {.role = GemmRole::kDown,
               .params = params,

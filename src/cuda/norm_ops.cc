@@ -66,6 +66,7 @@ class CudaAddNormRoute : public AddNormRoute {
     MEDLEY_CHECK_EQ(router.out_size, moe.num_experts);
     const auto& routing = static_cast<const CudaRouting&>(*args.routing);
     MEDLEY_CHECK_LE(step.num_rows() * moe.experts_per_token, routing.max_pairs());
+    routing.set_units_of_pair(0, nullptr);
     const bool of_all = moe.router == RouterKind::kSoftmaxThenTopK && !moe.normalize_topk;
     const RouteParams params = {
         .norm = make_params(desc_.add_norm, args.add_norm, cuda_step),

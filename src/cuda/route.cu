@@ -262,7 +262,14 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 2)
   // The first block's first warp has the longest way to go.
   const int first_thread = rank == 0 && blockDim.x > kWarpSize ? kWarpSize : 0;
   store_sum<kDelta>(p.norm, row, sum, is_mine, first_thread);
-  if (rank != 0) return;
+  if (rank != 0) {
+    if (num_rows == 1) {
+      reset_row_h(p.routing, p.experts_per_token,
+                  static_cast<int>((rank - 1) * blockDim.x + threadIdx.x),
+                  static_cast<int>((config.cluster - 1) * blockDim.x));
+    }
+    return;
+  }
   if (lora_rank > 0) add_lora_logits(p, p.lora[slot], route_shared, bias);
   if (threadIdx.x < kWarpSize) {
     const int lane = threadIdx.x;

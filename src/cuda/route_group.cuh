@@ -2,6 +2,7 @@
 
 #include "cuda/primitives.cuh"
 #include "cuda/route_kernel.h"
+#include "cuda/there.cuh"
 
 // Groups a step's (row, choice) pairs by (expert, slot, row): one block, all pairs in shared
 // memory.
@@ -62,6 +63,13 @@ __device__ __forceinline__ void reset_shrinks(const RoutingView& routing, int fi
   *routing.down_shrink.taken = 0;
 }
 
+// No pair of a step of one row has any of gate_up's outputs; by threads `first`, ... of `stride`.
+__device__ __forceinline__ void reset_row_h(const RoutingView& routing, int num_pairs, int first,
+                                            int stride) {
+  auto* words = reinterpret_cast<uint32_t*>(routing.row_h);
+  for (int i = first; i < num_pairs * routing.inner_size / 2; i += stride) words[i] = kNotThere;
+}
+
 // The pairs of a step of one row, by one warp: lane i holds the expert of choice i. All are
 // different, so each is a tile, and with an adapter a segment.
 __device__ __forceinline__ void group_one_row(const RouteParams& p, int expert, int slot) {
@@ -79,6 +87,7 @@ __device__ __forceinline__ void group_one_row(const RouteParams& p, int expert, 
                                  .count = 1,
                                  .segment_begin = has_adapter ? position : 0,
                                  .segment_count = has_adapter};
+    p.routing.units_done[lane] = 0;
     if (has_adapter) {
       p.routing.segments[position] = {
           .expert = expert, .slot = slot, .begin = position, .count = 1};

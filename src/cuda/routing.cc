@@ -7,6 +7,7 @@
 
 #include "cuda/carver.h"
 #include "cuda/check.h"
+#include "cuda/expert_gemm_kernel.h"
 
 namespace medley::cuda {
 namespace {
@@ -18,7 +19,7 @@ ShrinkQueue carve_queue(Carver& carver, int max_pairs) {
   return {.taken = carver.take<uint32_t>(1), .done = carver.take<uint32_t>(max_pairs)};
 }
 
-RoutingView carve(Carver& carver, int max_pairs) {
+RoutingView carve(Carver& carver, int max_pairs, int inner_size) {
   return {.num_tiles = carver.take<int32_t>(1),
           .num_segments = carver.take<int32_t>(1),
           .tiles = carver.take<RouteTile>(std::max(max_pairs, kMinTiles)),
@@ -28,6 +29,10 @@ RoutingView carve(Carver& carver, int max_pairs) {
           .weight_of_choice = carver.take<float>(max_pairs),
           .expert_of_choice = carver.take<int32_t>(max_pairs),
           .arrivals = carver.take<uint32_t>(1),
+          .row_h = carver.take<__nv_bfloat16>(std::min(max_pairs, kMaxRowPairs) *
+                                              static_cast<size_t>(inner_size + inner_size % 2)),
+          .inner_size = inner_size,
+          .units_done = carver.take<uint32_t>(max_pairs),
           .gate_up_shrink = carve_queue(carver, max_pairs),
           .down_shrink = carve_queue(carver, max_pairs)};
 }
@@ -41,14 +46,14 @@ std::vector<T> read_back(const T* from, size_t count) {
 
 }  // namespace
 
-CudaRouting::CudaRouting(int max_pairs) : max_pairs_(max_pairs) {
+CudaRouting::CudaRouting(int max_pairs, int inner_size) : max_pairs_(max_pairs) {
   Carver counter(nullptr);
-  carve(counter, max_pairs);
+  carve(counter, max_pairs, inner_size);
   counter.take<uint32_t>(max_pairs);
   buffer_ = DeviceBuffer::allocate(counter.num_bytes()).value();
   buffer_.fill_zero();
   Carver placer(buffer_.as<std::byte>());
-  view_ = carve(placer, max_pairs);
+  view_ = carve(placer, max_pairs, inner_size);
   keys_ = placer.take<uint32_t>(max_pairs);
 }
 

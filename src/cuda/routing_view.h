@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include <cstdint>
 
 namespace medley::cuda {
@@ -48,6 +50,11 @@ struct RoutingView {
   float* weight_of_choice = nullptr;    // (rows, k)
   int32_t* expert_of_choice = nullptr;  // (rows, k)
   uint32_t* arrivals = nullptr;         // (1) zero between kernels
+  // Of a step of one row, whose down runs beside gate_up (expert_gemm_row.cu); the kernel that
+  // routes resets both.
+  __nv_bfloat16* row_h = nullptr;  // (pairs, inner size) gate_up's; kNotThere until it is there
+  int32_t inner_size = 0;
+  uint32_t* units_done = nullptr;  // (pairs) units of gate_up of which it is there, or about to be
   ShrinkQueue gate_up_shrink;
   ShrinkQueue down_shrink;
 };

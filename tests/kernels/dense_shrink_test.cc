@@ -87,7 +87,7 @@ TEST_P(DenseShrinks, LateSumsChangeNothing) {
   Projection cuda(Side::cuda());
   const std::vector<float> prompt = cuda.run(GetParam());
   for (const uint32_t delay_ns : {1000u, 20000u, 200000u}) {
-    cuda.context().shrink_delay_ns = delay_ns;
+    cuda.context().delay_ns = delay_ns;
     EXPECT_EQ(prompt, cuda.run(GetParam())) << delay_ns;
   }
 }

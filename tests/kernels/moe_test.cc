@@ -65,6 +65,28 @@ TEST_P(Moe, HundredTwentyEightExperts) {
   tester().hidden(256).experts(128, 8).uniform_rows(16).compare();
 }
 
+TEST_P(Moe, OneRowWithAnyAdapter) {
+  for (const AdapterShape& shape : std::vector<AdapterShape>{
+           {},
+           {.gate_up_rank = 1, .down_rank = 7},
+           {.gate_up_rank = 144, .down_rank = 512},
+           {.gate_up_rank = 24, .split_gate_up = true},
+           {.gate_up_rank = 200, .per_expert_a = false, .split_gate_up = true},
+           {.gate_up = false},
+           {.down = false}}) {
+    MoeTester layer = tester();
+    layer.hidden(256).inner(192).experts(8, 3).uniform_rows(1).adapter(1, shape);
+    layer.adapter_of_row({1}).compare();
+  }
+}
+TEST_P(Moe, OneRowOfGptOssShapeWithAdapter) {
+  for (const bool split_gate_up : {false, true}) {
+    MoeTester layer = tester();
+    layer.hidden(2880).inner(2880).experts(8, 4).uniform_rows(1);
+    layer.adapter(0, {.gate_up_rank = 32, .down_rank = 32, .split_gate_up = split_gate_up});
+    layer.adapter_of_row({0}).compare();
+  }
+}
 TEST_P(Moe, OneAdapter) {
   tester().uniform_rows(4).adapter(2, {}).adapter_of_row({2, 2, 2, 2}).compare();
 }
@@ -126,6 +148,12 @@ class ShrinksWhileMultiplying : public Moe {
     layer.adapter(0, {}).adapter(1, {.gate_up_rank = 40}).adapter_of_row(cycle(24, {-1, 0, 1}));
     return layer;
   }
+  MoeTester one_row() const {
+    MoeTester layer = tester();
+    layer.hidden(256).inner(192).experts(8, 2).uniform_rows(1);
+    layer.adapter(0, {.gate_up_rank = 32, .down_rank = 16}).adapter_of_row({0});
+    return layer;
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Formats, ShrinksWhileMultiplying,
                          ::testing::Values(WeightFormat::kFloat, WeightFormat::kMxfp4),
@@ -137,11 +165,11 @@ TEST_P(ShrinksWhileMultiplying, GridOfOneBlock) {
   layer().before_running([](cuda::Context& context) { context.num_sms = 1; }).compare();
 }
 // A block takes its units in several turns.
-TEST_P(ShrinksWhileMultiplying, GridOfOneBlockOfTwoRows) {
-  MoeTester two_rows = tester();
-  two_rows.hidden(256).inner(192).experts(8, 2).rows({{5, 2}, {2, 7}});
-  two_rows.adapter(0, {}).adapter_of_row({0, -1});
-  two_rows.before_running([](cuda::Context& context) { context.num_sms = 1; }).compare();
+TEST_P(ShrinksWhileMultiplying, GridOfOneBlockOfOneRow) {
+  one_row().before_running([](cuda::Context& context) { context.num_sms = 1; }).compare();
+}
+TEST_P(ShrinksWhileMultiplying, GridOfTwiceWhatFitsOfOneRow) {
+  one_row().before_running([](cuda::Context& context) { context.num_sms *= 2; }).compare();
 }
 TEST_P(ShrinksWhileMultiplying, GridOfTwiceWhatFits) {
   layer().before_running([](cuda::Context& context) { context.num_sms *= 2; }).compare();
@@ -160,29 +188,37 @@ TEST_P(ShrinksWhileMultiplying, LateSharesChangeNothing) {
   for (const uint32_t delay_ns : {1000u, 20000u, 200000u}) {
     const MoeTester::Outputs late =
         layer()
-            .before_running([=](cuda::Context& context) { context.shrink_delay_ns = delay_ns; })
+            .before_running([=](cuda::Context& context) { context.delay_ns = delay_ns; })
             .run(cuda);
     EXPECT_EQ(prompt.h, late.h) << delay_ns;
     EXPECT_EQ(prompt.y, late.y) << delay_ns;
   }
 }
-// One row: the stages of a unit are spread over the warps, and a unit's LoRA may come first.
-TEST_P(ShrinksWhileMultiplying, LateSharesOfOneRow) {
+// One row: down starts beside gate_up, and multiplies pair by pair as gate_up counts their units.
+TEST_P(ShrinksWhileMultiplying, LateUnitsAndSharesOfOneRow) {
   Side cuda = Side::cuda();
-  const auto one_row = [&] {
-    MoeTester layer = tester();
-    layer.hidden(256).inner(192).experts(8, 2).uniform_rows(1);
-    layer.adapter(0, {.gate_up_rank = 32, .down_rank = 16}).adapter_of_row({0});
-    return layer;
-  };
-  one_row().compare();
-  const MoeTester::Outputs prompt = one_row().run(cuda);
-  const MoeTester::Outputs late =
-      one_row()
-          .before_running([](cuda::Context& context) { context.shrink_delay_ns = 100000; })
-          .run(cuda);
-  EXPECT_EQ(prompt.h, late.h);
-  EXPECT_EQ(prompt.y, late.y);
+  for (const bool adapter : {false, true}) {
+    const auto layer = [&] {
+      MoeTester row = one_row();
+      if (!adapter) row.adapter_of_row({-1});
+      return row;
+    };
+    layer().compare();
+    for (const int num_sms : {132, 3, 1}) {
+      const auto run = [&](uint32_t delay_ns) {
+        return layer()
+            .before_running([=](cuda::Context& context) {
+              context.num_sms = num_sms;
+              context.delay_ns = delay_ns;
+            })
+            .run(cuda);
+      };
+      const MoeTester::Outputs prompt = run(0);
+      const MoeTester::Outputs late = run(50000);
+      EXPECT_EQ(prompt.h, late.h) << num_sms;
+      EXPECT_EQ(prompt.y, late.y) << num_sms;
+    }
+  }
 }
 
 // Rows of the base model must not notice the adapters beside them.

@@ -216,36 +216,34 @@ MoeTester::Outputs MoeTester::run_layer(Side& side, const Outputs* given) {
                 .sampler_slots = one},
                side.stream());
 
-  TensorView normed = side.empty(DType::kBF16, {rows, hidden_});
-  TensorView h = side.empty(DType::kBF16, {rows * k, inner});
-  TensorView y = side.empty(DType::kBF16, {rows * k, hidden_});
+  const TensorView normed = side.empty(DType::kBF16, {rows, hidden_});
+  const TensorView h = side.empty(DType::kBF16, {rows * k, inner});
+  const TensorView y = side.empty(DType::kBF16, {rows * k, hidden_});
   const TensorView combined = side.empty(DType::kBF16, {rows, hidden_});
-  Outputs out;
   if (before_running_ && side.is_cuda()) before_running_(cuda_context(side.backend()));
   const TensorView residual = deliver(side, layer.residual, {rows, hidden_});
   route->run({.add_norm = {.residual = residual, .norm = packed_norm.get(), .out = normed},
               .router = packed_router.get(),
               .routing = routing.get()},
              *step, side.stream());
-  out.normed = side.download(normed);
-  if (given != nullptr) normed = deliver(side, given->normed, {rows, hidden_});
-  run_gate_up->run(
-      {.x = normed, .routing = routing.get(), .weight = packed_gate_up.get(), .out = h}, *step,
-      side.stream());
-  out.h = side.download(h);
-  if (given != nullptr) h = deliver(side, given->h, {rows * k, inner});
-  run_down->run({.x = h, .routing = routing.get(), .weight = packed_down.get(), .out = y}, *step,
-                side.stream());
-  out.y = side.download(y);
-  if (given != nullptr) y = deliver(side, given->y, {rows * k, hidden_});
+  const TensorView x = given != nullptr ? deliver(side, given->normed, {rows, hidden_}) : normed;
+  run_gate_up->run({.x = x, .routing = routing.get(), .weight = packed_gate_up.get(), .out = h},
+                   *step, side.stream());
+  const TensorView down_x = given != nullptr ? deliver(side, given->h, {rows * k, inner}) : h;
+  run_down->run({.x = down_x, .routing = routing.get(), .weight = packed_down.get(), .out = y},
+                *step, side.stream());
+  const TensorView delta = given != nullptr ? deliver(side, given->y, {rows * k, hidden_}) : y;
   combine->run({.residual = residual,
-                .delta = y,
+                .delta = delta,
                 .routing = routing.get(),
                 .norm = packed_norm.get(),
                 .out = combined},
                *step, side.stream());
-  out.residual = side.download(residual);
-  return out;
+  // One after the other on the stream, as in a model.
+  return {.normed = side.download(normed),
+          .h = side.download(h),
+          .y = side.download(y),
+          .residual = side.download(residual)};
 }
 
 void MoeTester::compare() {

@@ -1,0 +1,513 @@
+#include "cuda/expert_gemm.cuh"
+#include "cuda/expert_gemm_stream.cuh"
+#include "cuda/expert_shrink.cuh"
+#include "cuda/launch.h"
+#include "cuda/there.cuh"
+
+// Expert products of a step of one row: each pair is a tile of its own. There are too few units to
+// keep all warps busy with one each, so the stages of a unit are spread over the warps, and another
+// warp adds them up in order and finishes the unit. No warp that multiplies waits for another.
+//
+// A block of gate_up and one of down fit on a multiprocessor at once. Units are dealt out in the
+// order of the pairs, so that gate_up completes pair after pair and says so (units_done), and down
+// multiplies the first pairs while gate_up still streams the weights of the last.
+
+namespace medley::cuda {
+namespace {
+
+constexpr int kMaxWarps = 16;
+// Registers for a block of gate_up and one of down on a multiprocessor: 32 warps, with LoRA 28.
+constexpr int kBaseRegisters = 64;
+constexpr int kLoraRegisters = 72;
+// Blocks of A that a warp of a shrink has under way, as registers allow.
+constexpr int kShrinkUnroll = 4;
+constexpr int kDownShrinkUnroll = 2;
+// Runs of 256 columns in a stage: a lane's share of one are 16 bytes of activations.
+template <StreamFormat kFormat>
+inline constexpr int kMaxRuns =
+    (kMaxStageBytes / block_bytes(kFormat) * block_cols(kFormat) + 255) / 256;
+
+// One of a block's units.
+struct Unit {
+  const uint8_t* weights;
+  int32_t pair;
+  int32_t expert;
+  int32_t in_matrix;
+};
+
+// The step's adapter at this site.
+struct RowLora {
+  const uint8_t* b;
+  int64_t b_expert_bytes;
+  int32_t rank_blocks;  // 0: none
+  int32_t up_offset;    // gate_up with an A each: where up's s lies from gate's; else 0
+};
+
+// This lane's activations of a stage that begins at `column`: column lane / 4 of an mma stands for
+// the lane / 4-th 32 columns of a run of 256.
+__device__ __forceinline__ int lane_column(int run) {
+  const int lane = threadIdx.x % kWarpSize;
+  return run * 256 + lane / 4 * 32 + lane % 4 * 8;
+}
+
+template <StreamFormat kFormat>
+__device__ __forceinline__ uint4 shifted(uint4 x) {
+  if constexpr (kFormat == StreamFormat::kMxfp4) {
+    const __nv_bfloat162 shift = __float2bfloat162_rn(ldexpf(1.0f, kActivationShift));
+    auto* pairs = reinterpret_cast<__nv_bfloat162*>(&x);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) pairs[k] = __hmul2(pairs[k], shift);
+  }
+  return x;
+}
+
+// Adds one kMxfp4 block, the `in_run`-th of its run. Each mma multiplies 32 columns with all of an
+// mma's columns, and only the lanes whose columns stand for those 32 add what comes out.
+__device__ __forceinline__ void add_row_block(float (&sum)[4], uint32_t codes, uint4 x,
+                                              uint32_t scale, int in_run) {
+  constexpr uint32_t kExponent = 0x7f800000u;
+  const uint4 w = load_shared_16(codes);
+  const bool mine = static_cast<int>(threadIdx.x % 4) == in_run;
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+    float part[4];
+    Unpacked(w, g).multiply(part, x);
+    const float low_scale = __uint_as_float((g == 0 ? scale << 23 : scale << 7) & kExponent);
+    const float high_scale = __uint_as_float((g == 0 ? scale << 15 : scale >> 1) & kExponent);
+    if (mine) {
+      sum[g] += part[g] * low_scale;
+      sum[2 + g] += part[2 + g] * high_scale;
+    }
+  }
+}
+
+// A stage's product: what this lane adds to the unit's rows lane / 4 and lane / 4 + 8. Not inlined:
+// its caller has no registers to spare.
+template <StreamFormat kFormat>
+__device__ __noinline__ float2 multiply_stage(uint32_t weights, uint4 x0, uint4 x1,
+                                              int num_blocks) {
+  const int lane = threadIdx.x % kWarpSize;
+  float sum[4] = {};
+  const uint32_t codes = weights + lane * 16;
+  if constexpr (kFormat == StreamFormat::kMxfp4) {
+    // The lane's columns of an mma stand for block lane % 4 of a run.
+    const uint32_t scales =
+        weights + num_blocks * kCodeBytes + lane / 4 * 4 + lane % 4 * kScaleBytes;
+    const uint32_t scale = load_shared_4(scales);
+    int block = 0;
+    for (; block + 2 <= min(num_blocks, 4); block += 2) {
+      add_row_block(sum, codes + block * kCodeBytes, x0, scale, block);
+      add_row_block(sum, codes + (block + 1) * kCodeBytes, x0, scale, block + 1);
+    }
+    if (num_blocks > 4) {
+      x0 = x1;
+      const uint32_t next_scale = load_shared_4(scales + 4 * kScaleBytes);
+      for (block = 4; block < num_blocks; ++block) {
+        add_row_block(sum, codes + block * kCodeBytes, x0, next_scale, block - 4);
+      }
+    } else if (block < num_blocks) {
+      add_row_block(sum, codes + block * kCodeBytes, x0, scale, block);
+    }
+  } else {
+#pragma unroll 2
+    for (int block = 0; block < num_blocks; ++block) {
+      const uint4 low = load_shared_16(codes + block * 1024);
+      const uint4 high = load_shared_16(codes + block * 1024 + 512);
+      add_bf16_block(sum, low, high, lane / 4 == block ? x0 : uint4{});
+    }
+  }
+  return {sum[0] + sum[1], sum[2] + sum[3]};
+}
+
+// scale * A x as the shrinks left it, in ranges: 4 ranks.
+__device__ __forceinline__ uint2 load_s(const ExpertGemmParams& p, const float* from) {
+  float4 total = {};
+#pragma unroll
+  for (int i = 0; i < kMaxShrinkRanges; ++i) {
+    if (i >= p.shrink_ranges) break;
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(from + i * p.s_stride));
+    total = {total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w};
+  }
+  return {pack_bf16x2(total.x, total.y), pack_bf16x2(total.z, total.w)};
+}
+
+// What the adapter adds to a unit, in the form of multiply_stage: an mma's column n stands for rank
+// block n of a run of eight.
+__device__ __forceinline__ float2 multiply_lora(const ExpertGemmParams& p, const RowLora& lora,
+                                                const Unit& unit, const uint32_t* done,
+                                                int32_t* seen) {
+  constexpr int kTogether = 2;
+  const int lane = threadIdx.x % kWarpSize;
+  const uint8_t* b = lora.b + unit.expert * lora.b_expert_bytes +
+                     static_cast<int64_t>(unit.in_matrix) * lora.rank_blocks * kRankBlockBytes +
+                     lane * 16;
+  const float* s = range_sums(p) + static_cast<int64_t>(unit.pair) * p.shrink_ranges * p.s_stride +
+                   lane / 4 * kRankBlock + lane % 4 * 4;
+  float sum[4] = {};
+  uint2 gate = {};
+  uint2 up = {};
+  for (int first = 0; first < lora.rank_blocks; first += kTogether) {
+    uint4 rows[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      rows[j] = {};
+      if (first + j < lora.rank_blocks) rows[j] = load_once(b + (first + j) * kRankBlockBytes);
+    }
+    if (first == 0) wait_for_shrinks(done + unit.pair, /*count=*/1, p.shrink_ranges, seen);
+    if (first % 8 == 0) {
+      const bool there = first + lane / 4 < lora.rank_blocks;
+      gate = there ? load_s(p, s + first * kRankBlock) : uint2{};
+      up = gate;
+      if (lora.up_offset != 0) {
+        up = there ? load_s(p, s + lora.up_offset + first * kRankBlock) : uint2{};
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const bool mine = lane / 4 == (first + j) % 8;
+      // Where gate and up share the unit, rows 0-7 take gate's s and 8-15 up's.
+      mma_16x8x16(sum, {rows[j].x, 0u, rows[j].z, 0u}, mine ? gate.x : 0u, mine ? gate.y : 0u, sum);
+      mma_16x8x16(sum, {0u, rows[j].y, 0u, rows[j].w}, mine ? up.x : 0u, mine ? up.y : 0u, sum);
+    }
+  }
+  return {sum[0] + sum[1], sum[2] + sum[3]};
+}
+
+// A block's units in a turn, and where they stand. In shared memory.
+struct Turn {
+  // Phase t of each is turn t's.
+  uint64_t table_ready;                // by the warps that multiply: this, and gate_up's row
+  uint64_t unit_ready[kMaxTurnUnits];  // by stages
+  uint64_t bias_ready;
+  uint64_t done;  // by all warps that read it
+  Unit units[kMaxTurnUnits];
+  alignas(16) float bias[kMaxTurnUnits][kUnitRows];
+  int num_units;
+  bool is_last;
+
+  __device__ void init(int num_products, int num_finishers, int num_stages) {
+    const int lane = threadIdx.x % kWarpSize;
+    barrier_init(shared_address(unit_ready + lane), num_stages);
+    if (lane > 0) return;
+    barrier_init(shared_address(&table_ready), num_products);
+    barrier_init(shared_address(&bias_ready), 1);
+    barrier_init(shared_address(&done), num_products + num_finishers);
+  }
+};
+static_assert(kMaxTurnUnits == kWarpSize && kMaxRowPairs == kWarpSize);
+
+// One warp, once the turn before has ended: lists the units of the turn that begins with the
+// block's unit `begin`. They lie gridDim.x apart.
+__device__ __forceinline__ void list_units(const ExpertGemmParams& p,
+                                           const ExpertGemmConfig& config, int begin, Turn& turn) {
+  const int lane = threadIdx.x % kWarpSize;
+  const auto stride = static_cast<int>(gridDim.x);
+  const int num_tiles = __ldcg(p.routing.num_tiles);
+  const int expert_of_tile = lane < config.max_pairs ? __ldcg(&p.routing.tiles[lane].expert) : 0;
+  const int number = begin + lane * stride;
+  const int pair = number / p.layout.num_units;
+  const int expert = __shfl_sync(0xffffffffu, expert_of_tile, pair % kWarpSize);
+  const int all_units = num_tiles * p.layout.num_units;
+  const bool mine = lane < config.turn_units && number < all_units;
+  const int in_matrix = number - pair * p.layout.num_units;
+  const int64_t at = static_cast<int64_t>(expert) * p.layout.num_units + in_matrix;
+  if (mine) turn.units[lane] = {p.weights + at * p.layout.unit_bytes, pair, expert, in_matrix};
+  const int count = __popc(__ballot_sync(0xffffffffu, mine));
+  const uint32_t barrier = shared_address(&turn.bias_ready);
+  constexpr int kBytes = sizeof(turn.bias[0]);
+  if (lane == 0) {
+    turn.num_units = count;
+    turn.is_last = begin + config.turn_units * stride >= all_units;
+    if (p.bias != nullptr) barrier_expect(barrier, count * kBytes);
+  }
+  __syncwarp();
+  if (mine && p.bias != nullptr) {
+    generic_before_async_fence();
+    bulk_copy(shared_address(turn.bias[lane]), p.bias + at * kUnitRows, kBytes, barrier);
+  }
+}
+
+// The step's adapter at this site, read by each warp that needs it.
+__device__ __forceinline__ RowLora load_lora(const ExpertGemmParams& p) {
+  if (__ldcg(p.routing.num_segments) == 0) return {};
+  const LoraEntry& entry = p.lora[__ldcg(&p.routing.segments[0].slot)];
+  return {.b = entry.b,
+          .b_expert_bytes = entry.b_expert_bytes,
+          .rank_blocks = entry.rank / kRankBlock,
+          .up_offset = entry.num_a == 1 ? 0 : entry.rank};
+}
+
+// Writes a unit's sums. gate_up's go to `out` and, for down to see as soon as they are there, to
+// row_h; what is counted only says that it is about time.
+template <GemmRole kRole>
+__device__ __forceinline__ void write_row_unit(const ExpertGemmParams& p, const Unit& unit,
+                                               float low, float high) {
+  const int lane = threadIdx.x % kWarpSize;
+  auto* out = static_cast<__nv_bfloat16*>(p.out) + static_cast<int64_t>(unit.pair) * p.out_size;
+  if constexpr (kRole == GemmRole::kDown) {
+    const int row = unit.in_matrix * kUnitRows + lane / 4;
+    if (lane % 4 != 0) return;
+    if (row < p.out_size) out[row] = __float2bfloat16_rn(low);
+    if (row + 8 < p.out_size) out[row + 8] = __float2bfloat16_rn(high);
+  } else {
+    const int row = unit.in_matrix * (kUnitRows / 2) + lane / 4;
+    const float h = gate_times_up(p.gate, low, high);
+    const float next = __shfl_down_sync(0xffffffffu, h, 4);
+    if (p.delay_ns != 0) __nanosleep(p.delay_ns * (unit.in_matrix % 3));
+    if (lane % 8 == 0 && row < p.out_size) {
+      auto* row_h = p.routing.row_h + static_cast<int64_t>(unit.pair) * p.out_size + row;
+      store_relaxed_4(row_h, pack_bf16x2(h, next));
+    }
+    if (lane % 4 == 0 && row < p.out_size) out[row] = __float2bfloat16_rn(h);
+    if (lane == 0) atomicAdd(p.routing.units_done + unit.pair, 1u);
+  }
+}
+
+// The sum of a unit's stages, in order; `stages` is this lane's part of the first, `total` what is
+// added besides. All lanes of a row return it.
+__device__ __forceinline__ float2 add_stages(float2 total, const float2* stages, int num_stages) {
+#pragma unroll 3
+  for (int i = 0; i < num_stages; ++i) {
+    const float2 stage = stages[i * kWarpSize];
+    total = {total.x + stage.x, total.y + stage.y};
+  }
+#pragma unroll
+  for (int offset = 1; offset < 4; offset *= 2) {
+    total.x += __shfl_xor_sync(0xffffffffu, total.x, offset);
+    total.y += __shfl_xor_sync(0xffffffffu, total.y, offset);
+  }
+  return total;
+}
+
+// One of the warps that finish units; with LoRA there are kShrinkWarps, which take turns.
+template <GemmRole kRole, bool kLora>
+__device__ void finish_units(const ExpertGemmParams& p, const float2* sums, Turn& turn,
+                             int32_t* seen) {
+  const int lane = threadIdx.x % kWarpSize;
+  constexpr int kStep = kLora ? kShrinkWarps : 1;
+  RowLora lora;
+  if constexpr (kLora) lora = load_lora(p);
+  for (uint32_t parity = 0;; parity ^= 1) {
+    barrier_wait(shared_address(&turn.table_ready), parity);
+    if (p.bias != nullptr) barrier_wait(shared_address(&turn.bias_ready), parity);
+    for (int i = threadIdx.x / kWarpSize % kStep; i < turn.num_units; i += kStep) {
+      const Unit& unit = turn.units[i];
+      float2 total = {};
+      if constexpr (kLora) {
+        if (lora.rank_blocks > 0) {
+          total = multiply_lora(p, lora, unit, shrinks_done<kRole>(p), seen + unit.pair);
+        }
+      }
+      barrier_wait(shared_address(turn.unit_ready + i), parity);
+      const int num_stages = p.layout.num_stages;
+      total = add_stages(total, sums + i * num_stages * kWarpSize + lane, num_stages);
+      if (p.bias != nullptr) {
+        total.x += turn.bias[i][lane / 4];
+        total.y += turn.bias[i][lane / 4 + 8];
+      }
+      write_row_unit<kRole>(p, unit, total.x, total.y);
+    }
+    if (turn.is_last) return;
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&turn.done));
+  }
+}
+
+// One warp of down's: says of each pair when its activations are there, or about to come.
+__device__ void watch_activations(const ExpertGemmParams& p, uint32_t ready) {
+  const int lane = threadIdx.x % kWarpSize;
+  if (p.units_of_pair == 0) {
+    wait_for_predecessor();
+    launch_dependents();
+    barrier_arrive(ready + lane * 8);
+    return;
+  }
+  bool waiting = lane < __ldcg(p.routing.num_tiles);
+  for (uint32_t polls = 0; __any_sync(0xffffffffu, waiting); ++polls) {
+    if (waiting) {
+      uint32_t done;
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                   : "=r"(done)
+                   : "l"(p.routing.units_done + lane)
+                   : "memory");
+      waiting = done < p.units_of_pair;
+      if (!waiting) barrier_arrive(ready + lane * 8);
+    }
+    if (polls > kMaxPolls) __trap();
+  }
+  wait_for_predecessor();
+  launch_dependents();
+}
+
+}  // namespace
+
+// Warps: those that multiply; of down, one that watches; then one that finishes units, or with LoRA
+// those that shrink, and finish units afterwards. Dynamic shared memory: rings, gate_up's row, then
+// what each lane has of each stage of the turn's units.
+template <StreamFormat kFormat, GemmRole kRole, bool kLora>
+__global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
+    expert_gemm_row_kernel(const __grid_constant__ ExpertGemmParams p,
+                           const __grid_constant__ ExpertGemmConfig config) {
+  constexpr bool kDown = kRole == GemmRole::kDown;
+  constexpr int kRuns = kMaxRuns<kFormat>;
+  static_assert(kRuns <= 2);
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ __align__(8) uint64_t barriers[kMaxWarps * kFewRowsSlots];
+  __shared__ __align__(8) uint64_t ready[kDown ? kMaxRowPairs : 1];  // a pair's activations
+  __shared__ Turn turn;
+  __shared__ int32_t seen[kLora ? kMaxRowPairs : 1];
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize;
+  const int num_warps = config.num_warps;
+  const int num_slots = config.num_slots;
+  const int num_stages = p.layout.num_stages;
+  const int rings_bytes = num_warps * num_slots * config.slot_bytes;
+  auto* sums = reinterpret_cast<float2*>(shared + rings_bytes + config.x_bytes);
+  Ring ring = {.slots = shared_address(shared) + warp * num_slots * config.slot_bytes,
+               .barriers = shared_address(barriers + warp * num_slots),
+               .slot_bytes = config.slot_bytes,
+               .num_slots = num_slots};
+  if (warp < num_warps && lane < num_slots) barrier_init(ring.barrier(lane), 1);
+  if (warp == num_warps) {
+    turn.init(num_warps, kLora ? kShrinkWarps : 1, num_stages);
+    if (kDown) barrier_init(shared_address(ready + lane), 1);
+    if (kLora) seen[lane] = 0;
+  }
+  barrier_init_fence();
+  __syncthreads();
+  if (kDown && warp == num_warps) return watch_activations(p, shared_address(ready));
+  if (warp >= num_warps) {
+    if constexpr (kLora) {
+      run_shrinks<kRole, /*kOneRow=*/true, kDown ? kDownShrinkUnroll : kShrinkUnroll>(
+          p, shared_address(ready));
+      finish_units<kRole, kLora>(p, sums, turn, seen);
+    } else {
+      if (!kDown) wait_for_predecessor();
+      finish_units<kRole, kLora>(p, sums, turn, seen);
+    }
+    return;
+  }
+  // What comes right after the wait does not have to wait for its parameters as well.
+  asm volatile("" ::"l"(p.routing.num_tiles), "l"(p.routing.tiles), "l"(p.x), "l"(p.weights),
+               "r"(p.layout.num_units));
+  const int stage_bytes = p.layout.stage_bytes;
+  const int stage_cols = p.layout.stage_blocks * block_cols(kFormat);
+  auto* row = reinterpret_cast<uint4*>(shared + rings_bytes);
+  // stage / num_stages, of all that a turn has.
+  const uint32_t reciprocal = ((1u << 22) + num_stages - 1) / num_stages;
+  const auto unit_of = [&](uint32_t stage) { return stage * reciprocal >> 22; };
+  if (!kDown) wait_for_predecessor();
+  int begin = blockIdx.x;
+  for (uint32_t parity = 0;; parity ^= 1) {
+    const bool first = begin == static_cast<int>(blockIdx.x);
+    if (warp == 0) {
+      if (!first) barrier_wait(shared_address(&turn.done), parity ^ 1);
+      list_units(p, config, begin, turn);
+    } else if (!kDown && first) {
+      const auto* from = reinterpret_cast<const uint4*>(p.x);
+      for (int i = threadIdx.x - kWarpSize; i < p.in_size / 8; i += (num_warps - 1) * kWarpSize) {
+        row[i] = shifted<kFormat>(__ldcg(from + i));
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&turn.table_ready));
+    barrier_wait(shared_address(&turn.table_ready), parity);
+    const int count = turn.num_units * num_stages;
+    const auto issue = [&](int stage, int slot) {
+      if (stage >= count) return;
+      const uint32_t unit = unit_of(stage);
+      issue_copy(ring.address(slot),
+                 turn.units[unit].weights + (stage - unit * num_stages) * stage_bytes, stage_bytes,
+                 ring.barrier(slot));
+    };
+#pragma unroll 1
+    for (int i = 0; i < num_slots; ++i) {
+      issue(warp + i * num_warps,
+            ring.slot + i < num_slots ? ring.slot + i : ring.slot + i - num_slots);
+    }
+    if (!kDown && first) launch_dependents();
+    if (kLora && warp == num_warps - 1) {
+      // The adapter's part of the units is asked for ahead of time.
+      const RowLora lora = load_lora(p);
+      const int num_bytes = lora.rank_blocks * kRankBlockBytes;
+      if (lane < turn.num_units && num_bytes > 0) {
+        const Unit& unit = turn.units[lane];
+        bulk_prefetch(lora.b + unit.expert * lora.b_expert_bytes +
+                          static_cast<int64_t>(unit.in_matrix) * num_bytes,
+                      num_bytes);
+      }
+    }
+    for (int stage = warp; stage < count; stage += num_warps) {
+      const uint32_t unit = unit_of(stage);
+      const int in_unit = stage - unit * num_stages;
+      uint4 x[2] = {};
+      // f(run, vector of a row), for the runs of which this lane has activations.
+      const auto for_runs = [&](const auto& f) {
+#pragma unroll
+        for (int i = 0; i < kRuns; ++i) {
+          const int column = in_unit * stage_cols + lane_column(i);
+          if (lane_column(i) < stage_cols && column < p.in_size) f(i, column / 8);
+        }
+      };
+      if constexpr (kDown) {
+        const int pair = turn.units[unit].pair;
+        barrier_wait(shared_address(ready + pair), 0);
+        const bool is_coming = p.units_of_pair > 0;
+        const auto* from = reinterpret_cast<const uint4*>((is_coming ? p.routing.row_h : p.x) +
+                                                          static_cast<int64_t>(pair) * p.in_size);
+        for_runs([&](int i, int at) { x[i] = load_relaxed_16(from + at); });
+        if (is_coming) {
+          for_runs([&](int i, int at) { x[i] = wait_until_there(x[i], from + at); });
+          __syncwarp();
+        }
+#pragma unroll
+        for (int i = 0; i < kRuns; ++i) x[i] = shifted<kFormat>(x[i]);
+      } else {
+        for_runs([&](int i, int at) { x[i] = row[at]; });
+      }
+      const uint32_t weights = ring.wait();
+      sums[stage * kWarpSize + lane] =
+          multiply_stage<kFormat>(weights, x[0], x[1], p.layout.stage_blocks);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(shared_address(turn.unit_ready + unit));
+      issue(stage + num_slots * num_warps, ring.slot);
+      ring.advance();
+    }
+    if (turn.is_last) return;
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&turn.done));
+    begin += config.turn_units * static_cast<int>(gridDim.x);
+  }
+}
+
+namespace {
+
+template <StreamFormat kFormat, GemmRole kRole>
+void launch_row(bool lora, const ExpertGemmConfig& config, const ExpertGemmParams& params,
+                int num_blocks, cudaStream_t stream) {
+  const int num_warps = config.num_warps + (kRole == GemmRole::kDown) + (lora ? kShrinkWarps : 1);
+  const LaunchShape shape = {.grid = dim3(num_blocks),
+                             .block = dim3(num_warps * kWarpSize),
+                             .shared_bytes = config.shared_bytes,
+                             .max_carveout = true};
+  const auto base = expert_gemm_row_kernel<kFormat, kRole, false>;
+  const auto with_lora = expert_gemm_row_kernel<kFormat, kRole, true>;
+  [[maybe_unused]] static const bool allowed = allow_all_shared_memory(base, with_lora);
+  launch(lora ? with_lora : base, shape, stream, params, config);
+}
+
+}  // namespace
+
+void launch_expert_gemm_row(GemmRole role, bool lora, const ExpertGemmConfig& config,
+                            const ExpertGemmParams& params, int num_blocks, cudaStream_t stream) {
+  const bool mxfp4 = params.layout.format == StreamFormat::kMxfp4;
+  constexpr auto kDown = GemmRole::kDown;
+  constexpr auto kGateUp = GemmRole::kGateUp;
+  const auto form = role == kDown ? (mxfp4 ? launch_row<StreamFormat::kMxfp4, kDown>
+                                           : launch_row<StreamFormat::kBF16, kDown>)
+                                  : (mxfp4 ? launch_row<StreamFormat::kMxfp4, kGateUp>
+                                           : launch_row<StreamFormat::kBF16, kGateUp>);
+  form(lora, config, params, num_blocks, stream);
+}
+
+}  // namespace medley::cuda
