@@ -14,11 +14,12 @@ __global__ void add_norm_kernel(const AddNormParams p) {
     return;
   }
   const RowAhead<kDelta> ahead(p, row);
+  float first[8];
   wait_for_predecessor();
-  const float inverse_rms = add_row<kDelta>(p, row, ahead, row_values);
+  const float inverse_rms = add_row<kDelta>(p, row, ahead, first, row_values);
   const auto all = [](int) { return true; };
   auto* sum = reinterpret_cast<uint4*>(row_values + p.hidden_size);
-  normalise_row(p, p.weight, row, inverse_rms, row_values, sum, all);
+  normalise_row(p, p.weight, row, inverse_rms, first, row_values, sum, all);
   store_sum<kDelta>(p, row, sum, all, /*first_thread=*/0);
 }
 

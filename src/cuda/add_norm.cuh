@@ -45,12 +45,13 @@ struct RowAhead {
   }
 };
 
-// The block reads one row's residual and delta and leaves the rounded sum in `row_values` (shared,
-// H floats); returns 1 / rms, the same in all threads. Writes nothing to global memory. The sum of
-// squares is taken in an order that depends on the block size alone.
+// The block reads one row's residual and delta and leaves the rounded sum in `first`, a thread's
+// first vector, and the further ones in `row_values` (shared, H floats); returns 1 / rms, the same
+// in all threads. Writes nothing to global memory. The sum of squares is taken in an order that
+// depends on the block size alone.
 template <RowDelta kDelta>
 __device__ float add_row(const AddNormParams& p, int row, const RowAhead<kDelta>& ahead,
-                         float* row_values) {
+                         float (&first)[8], float* row_values) {
   __shared__ float warp_sums[32];
   const int num_vectors = p.hidden_size / 8;
   const auto* residual =
@@ -84,12 +85,17 @@ __device__ float add_row(const AddNormParams& p, int row, const RowAhead<kDelta>
           reinterpret_cast<const uint4*>(p.delta + static_cast<int64_t>(row) * p.hidden_size)[v],
           1.0f);
     }
-    const bool is_ahead = kDelta == RowDelta::kRouted && v == static_cast<int>(threadIdx.x);
+    const bool is_first = v == static_cast<int>(threadIdx.x);
+    const bool is_ahead = kDelta == RowDelta::kRouted && is_first;
     add_bf16x8(sum, is_ahead ? ahead.residual : residual[v], 1.0f);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float rounded = __bfloat162float(__float2bfloat16_rn(sum[i]));
-      row_values[8 * v + i] = rounded;
+      if (is_first) {
+        first[i] = rounded;
+      } else {
+        row_values[8 * v + i] = rounded;
+      }
       squares += rounded * rounded;
     }
   }
@@ -103,17 +109,19 @@ __device__ float add_row(const AddNormParams& p, int row, const RowAhead<kDelta>
   return rsqrtf(total / p.hidden_size + p.eps);
 }
 
-// Replaces the row that add_row left by the normalised one, rounded; keeps it as it was in `sum`
-// (shared, H bfloat16). What goes to memory: out's vectors v of eight values with stores(v).
+// Leaves the row of add_row, normalised and rounded, in `row_values` (shared, H floats); keeps it
+// as it was in `sum` (shared, H bfloat16). What goes to memory: out's vectors v of eight values
+// with stores(v).
 template <class Stores>
 __device__ void normalise_row(const AddNormParams& p, const float* weight, int row,
-                              float inverse_rms, float* row_values, uint4* sum,
-                              const Stores& stores) {
+                              float inverse_rms, const float (&first)[8], float* row_values,
+                              uint4* sum, const Stores& stores) {
   auto* out = reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(row) * p.hidden_size);
   for (int v = threadIdx.x; v < p.hidden_size / 8; v += blockDim.x) {
+    const bool is_first = v == static_cast<int>(threadIdx.x);
     float values[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = row_values[8 * v + i];
+    for (int i = 0; i < 8; ++i) values[i] = is_first ? first[i] : row_values[8 * v + i];
     sum[v] = pack_bf16x8(values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

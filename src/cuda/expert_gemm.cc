@@ -14,21 +14,19 @@ constexpr int kMaxThreads = 512;
 
 // Dynamic shared memory of a block of a step of one row: one of each product fits on a
 // multiprocessor, beside what they take besides, but not two of gate_up's.
-constexpr size_t kGateUpBesideDown = size_t{112} * 1024;
-constexpr size_t kDownBesideGateUp = size_t{98} * 1024;
-// Beside those that shrink, so that registers suffice for both.
-constexpr int kMaxLoraDownWarps = 8;
-
-// The most warps that still get two slots each beside `beside` bytes, then the most slots; false if
-// there is no room.
-bool fit_rings(const ExpertGemmProblem& problem, size_t beside, size_t limit, int max_warps,
-               int max_slots, ExpertGemmConfig& config) {
+constexpr size_t kGateUpBesideDown = size_t{132} * 1024;
+constexpr size_t kDownBesideGateUp = size_t{78} * 1024;
+constexpr int kMaxLoraDownWarps = 8;  // beside those that shrink, as registers allow
+// The most warps, `others` of which have no ring, that still get two slots each beside `beside`
+// bytes, then the most slots; false if there is no room.
+bool fit_rings(const ExpertGemmProblem& problem, int max_warps, int others, size_t beside,
+               size_t limit, int max_slots, ExpertGemmConfig& config) {
   for (const int warps : kWarpCounts) {
+    if (warps > max_warps) continue;
     const int threads = 32 * (warps + (problem.lora ? kShrinkWarps : 0));
-    const size_t slot_of_each = static_cast<size_t>(warps) * config.slot_bytes;
-    if (warps > max_warps || threads > kMaxThreads || beside + kMinSlots * slot_of_each > limit)
-      continue;
-    config.num_warps = warps;
+    const size_t slot_of_each = static_cast<size_t>(warps - others) * config.slot_bytes;
+    if (threads > kMaxThreads || beside + kMinSlots * slot_of_each > limit) continue;
+    config.num_warps = warps - others;
     config.num_slots =
         static_cast<int>(std::min<size_t>((limit - beside) / slot_of_each, max_slots));
     config.shared_bytes = beside + config.num_slots * slot_of_each;
@@ -39,11 +37,15 @@ bool fit_rings(const ExpertGemmProblem& problem, size_t beside, size_t limit, in
 
 bool fit_one_row(const ExpertGemmProblem& problem, ExpertGemmConfig& config) {
   const bool down = problem.role == GemmRole::kDown;
-  if (problem.role == GemmRole::kGateUpRaw || problem.max_tile_rows != 1 ||
+  if (!problem.one_row || problem.role == GemmRole::kGateUpRaw ||
       problem.max_pairs > kMaxRowPairs) {
     return false;
   }
   const int max_warps = down && problem.lora ? kMaxLoraDownWarps : kWarpCounts[0];
+  // Beside deeper rings whatever an adapter reads comes late.
+  const int max_slots = problem.lora ? kMinSlots : kFewRowsSlots;
+  // One watches for activations, one finishes units.
+  const int others = (down ? 1 : 0) + (problem.lora ? 0 : 1);
   const size_t budget = down ? kDownBesideGateUp : kGateUpBesideDown;
   const size_t limit = std::min(problem.shared_limit, budget);
   const size_t x_bytes = down ? 0 : (problem.in_size * size_t{2} + 127) / 128 * 128;
@@ -51,14 +53,12 @@ bool fit_one_row(const ExpertGemmProblem& problem, ExpertGemmConfig& config) {
   const int units_of_block = (all_units + problem.num_blocks - 1) / problem.num_blocks;
   const auto num_stages = static_cast<size_t>(problem.layout.num_stages);
   for (int units = std::min(units_of_block, kMaxTurnUnits); units > 0; units /= 2) {
-    const size_t beside = x_bytes + units * num_stages * kStageSumBytes;
-    if (!fit_rings(problem, beside, limit, max_warps, kFewRowsSlots, config)) continue;
+    const size_t beside = x_bytes + units * num_stages * kStageSums * 2 * sizeof(float);
+    if (!fit_rings(problem, max_warps, others, beside, limit, max_slots, config)) continue;
     config.turn_units = units;
     config.x_bytes = static_cast<int>(x_bytes);
     config.shrink_ranges =
         std::clamp(problem.num_blocks / (problem.max_pairs * kShrinkShares), 1, kMaxShrinkRanges);
-    // Some of the warps watch for activations and finish units.
-    config.num_warps -= (down ? 1 : 0) + (problem.lora ? 0 : 1);
     if (!down) config.shared_bytes = limit;
     return true;
   }
@@ -87,7 +87,8 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   config.max_pairs = problem.max_pairs;
   if (fit_one_row(problem, config)) return config;
   const int max_slots = problem.max_tile_rows <= 2 ? kFewRowsSlots : kMaxSlots;
-  if (fit_rings(problem, config.x_bytes, problem.shared_limit, kWarpCounts[0], max_slots, config))
+  if (fit_rings(problem, kWarpCounts[0], /*others=*/0, config.x_bytes, problem.shared_limit,
+                max_slots, config))
     return config;
   return unsupported(fmt::format(
       "matrix product on CUDA: {} rows of {} columns leave no shared memory for weights ({} bytes)",

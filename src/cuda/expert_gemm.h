@@ -13,6 +13,7 @@ struct ExpertGemmProblem {
   int max_pairs = 0;              // of the step
   int max_tile_rows = kTileRows;  // rows of one expert, at most: those of the step
   bool lora = false;
+  bool one_row = false;     // of a step, whose router publishes RoutingView::row_experts
   size_t shared_limit = 0;  // bytes of dynamic shared memory that a block may have
 };
 

@@ -64,10 +64,10 @@ inline constexpr int kShrinkWarps = 4;
 inline constexpr int kShrinkShares = 2;
 
 // A step of one row (expert_gemm_row.cu): its pairs, and a block's units in a turn, at most, and
-// what the lanes of a warp have of a stage.
+// the sums of a stage, in pairs of float.
 inline constexpr int kMaxRowPairs = 32;
 inline constexpr int kMaxTurnUnits = 32;
-inline constexpr int kStageSumBytes = 32 * 8;
+inline constexpr int kStageSums = 8;
 // There are fewer shares of shrinks than blocks there: each is cut into ranges of columns, at most
 // so many, and whoever needs s adds up what they make of it.
 inline constexpr int kMaxShrinkRanges = 6;

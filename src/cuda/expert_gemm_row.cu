@@ -8,20 +8,22 @@
 // keep all warps busy with one each, so the stages of a unit are spread over the warps, and another
 // warp adds them up in order and finishes the unit. No warp that multiplies waits for another.
 //
-// A block of gate_up and one of down fit on a multiprocessor at once. Units are dealt out in the
-// order of the pairs, so that gate_up completes pair after pair and says so (units_done), and down
-// multiplies the first pairs while gate_up still streams the weights of the last.
+// A block of gate_up and one of down fit on a multiprocessor at once, and both start while the
+// router still runs: it publishes the experts as soon as it knows them (RoutingView::row_experts),
+// and they ask for weights. Units are dealt out in the order of the pairs, so that gate_up
+// completes pair after pair. What it makes reaches down as soon as it is written (row_h), so that
+// down multiplies the first pairs while gate_up still streams the weights of the last.
 
 namespace medley::cuda {
 namespace {
 
 constexpr int kMaxWarps = 16;
-// Registers for a block of gate_up and one of down on a multiprocessor: 32 warps, with LoRA 28.
-constexpr int kBaseRegisters = 64;
+// 16 warps of gate_up and 16 of down on a multiprocessor, with LoRA 16 and 12.
+constexpr int kRegisters = 64;
 constexpr int kLoraRegisters = 72;
 // Blocks of A that a warp of a shrink has under way, as registers allow.
 constexpr int kShrinkUnroll = 4;
-constexpr int kDownShrinkUnroll = 2;
+constexpr int kDownShrinkUnroll = 3;
 // Runs of 256 columns in a stage: a lane's share of one are 16 bytes of activations.
 template <StreamFormat kFormat>
 inline constexpr int kMaxRuns =
@@ -81,8 +83,19 @@ __device__ __forceinline__ void add_row_block(float (&sum)[4], uint32_t codes, u
   }
 }
 
-// A stage's product: what this lane adds to the unit's rows lane / 4 and lane / 4 + 8. Not inlined:
-// its caller has no registers to spare.
+// The sums of rows lane / 4 and lane / 4 + 8, of what four lanes have of all columns of an mma.
+__device__ __forceinline__ float2 add_columns(const float (&sum)[4]) {
+  float2 total = {sum[0] + sum[1], sum[2] + sum[3]};
+#pragma unroll
+  for (int offset = 1; offset < 4; offset *= 2) {
+    total.x += __shfl_xor_sync(0xffffffffu, total.x, offset);
+    total.y += __shfl_xor_sync(0xffffffffu, total.y, offset);
+  }
+  return total;
+}
+
+// A stage's product: of the unit's rows lane / 4 and lane / 4 + 8. Not inlined: its caller has no
+// registers to spare.
 template <StreamFormat kFormat>
 __device__ __noinline__ float2 multiply_stage(uint32_t weights, uint4 x0, uint4 x1,
                                               int num_blocks) {
@@ -116,7 +129,7 @@ __device__ __noinline__ float2 multiply_stage(uint32_t weights, uint4 x0, uint4 
       add_bf16_block(sum, low, high, lane / 4 == block ? x0 : uint4{});
     }
   }
-  return {sum[0] + sum[1], sum[2] + sum[3]};
+  return add_columns(sum);
 }
 
 // scale * A x as the shrinks left it, in ranges: 4 ranks.
@@ -170,18 +183,19 @@ __device__ __forceinline__ float2 multiply_lora(const ExpertGemmParams& p, const
       mma_16x8x16(sum, {0u, rows[j].y, 0u, rows[j].w}, mine ? up.x : 0u, mine ? up.y : 0u, sum);
     }
   }
-  return {sum[0] + sum[1], sum[2] + sum[3]};
+  return add_columns(sum);
 }
 
 // A block's units in a turn, and where they stand. In shared memory.
 struct Turn {
   // Phase t of each is turn t's.
-  uint64_t table_ready;                // by the warps that multiply: this, and gate_up's row
+  uint64_t table_ready;                // by one warp: num_units, units
   uint64_t unit_ready[kMaxTurnUnits];  // by stages
   uint64_t bias_ready;
   uint64_t done;  // by all warps that read it
   Unit units[kMaxTurnUnits];
   alignas(16) float bias[kMaxTurnUnits][kUnitRows];
+  int num_pairs;  // of the step
   int num_units;
   bool is_last;
 
@@ -189,7 +203,7 @@ struct Turn {
     const int lane = threadIdx.x % kWarpSize;
     barrier_init(shared_address(unit_ready + lane), num_stages);
     if (lane > 0) return;
-    barrier_init(shared_address(&table_ready), num_products);
+    barrier_init(shared_address(&table_ready), 1);
     barrier_init(shared_address(&bias_ready), 1);
     barrier_init(shared_address(&done), num_products + num_finishers);
   }
@@ -202,8 +216,12 @@ __device__ __forceinline__ void list_units(const ExpertGemmParams& p,
                                            const ExpertGemmConfig& config, int begin, Turn& turn) {
   const int lane = threadIdx.x % kWarpSize;
   const auto stride = static_cast<int>(gridDim.x);
-  const int num_tiles = __ldcg(p.routing.num_tiles);
-  const int expert_of_tile = lane < config.max_pairs ? __ldcg(&p.routing.tiles[lane].expert) : 0;
+  int expert_of_tile = kNoExpert;
+  if (lane < config.max_pairs) {
+    const int32_t* from = p.routing.row_experts + lane;
+    expert_of_tile = wait_until_there(load_relaxed_4(from), from);
+  }
+  const int num_tiles = __popc(__ballot_sync(0xffffffffu, expert_of_tile != kNoExpert));
   const int number = begin + lane * stride;
   const int pair = number / p.layout.num_units;
   const int expert = __shfl_sync(0xffffffffu, expert_of_tile, pair % kWarpSize);
@@ -213,18 +231,20 @@ __device__ __forceinline__ void list_units(const ExpertGemmParams& p,
   const int64_t at = static_cast<int64_t>(expert) * p.layout.num_units + in_matrix;
   if (mine) turn.units[lane] = {p.weights + at * p.layout.unit_bytes, pair, expert, in_matrix};
   const int count = __popc(__ballot_sync(0xffffffffu, mine));
-  const uint32_t barrier = shared_address(&turn.bias_ready);
-  constexpr int kBytes = sizeof(turn.bias[0]);
   if (lane == 0) {
     turn.num_units = count;
+    turn.num_pairs = num_tiles;
     turn.is_last = begin + config.turn_units * stride >= all_units;
-    if (p.bias != nullptr) barrier_expect(barrier, count * kBytes);
   }
   __syncwarp();
-  if (mine && p.bias != nullptr) {
-    generic_before_async_fence();
-    bulk_copy(shared_address(turn.bias[lane]), p.bias + at * kUnitRows, kBytes, barrier);
-  }
+  if (lane == 0) barrier_arrive(shared_address(&turn.table_ready));
+  if (p.bias == nullptr) return;
+  const uint32_t barrier = shared_address(&turn.bias_ready);
+  constexpr int kBytes = sizeof(turn.bias[0]);
+  generic_before_async_fence();
+  if (lane == 0) barrier_expect(barrier, count * kBytes);
+  __syncwarp();
+  if (mine) bulk_copy(shared_address(turn.bias[lane]), p.bias + at * kUnitRows, kBytes, barrier);
 }
 
 // The step's adapter at this site, read by each warp that needs it.
@@ -263,18 +283,12 @@ __device__ __forceinline__ void write_row_unit(const ExpertGemmParams& p, const 
   }
 }
 
-// The sum of a unit's stages, in order; `stages` is this lane's part of the first, `total` what is
-// added besides. All lanes of a row return it.
+// `total` and the sums of a unit's stages, in order.
 __device__ __forceinline__ float2 add_stages(float2 total, const float2* stages, int num_stages) {
 #pragma unroll 3
   for (int i = 0; i < num_stages; ++i) {
-    const float2 stage = stages[i * kWarpSize];
+    const float2 stage = stages[i * kStageSums + threadIdx.x % kWarpSize / 4];
     total = {total.x + stage.x, total.y + stage.y};
-  }
-#pragma unroll
-  for (int offset = 1; offset < 4; offset *= 2) {
-    total.x += __shfl_xor_sync(0xffffffffu, total.x, offset);
-    total.y += __shfl_xor_sync(0xffffffffu, total.y, offset);
   }
   return total;
 }
@@ -290,22 +304,27 @@ __device__ void finish_units(const ExpertGemmParams& p, const float2* sums, Turn
   for (uint32_t parity = 0;; parity ^= 1) {
     barrier_wait(shared_address(&turn.table_ready), parity);
     if (p.bias != nullptr) barrier_wait(shared_address(&turn.bias_ready), parity);
-    for (int i = threadIdx.x / kWarpSize % kStep; i < turn.num_units; i += kStep) {
-      const Unit& unit = turn.units[i];
-      float2 total = {};
+    // What the adapter adds to a unit is made before the unit before it is finished.
+    float2 of_lora = {};
+    for (int next = threadIdx.x / kWarpSize % kStep; next < turn.num_units + kStep; next += kStep) {
+      float2 total = of_lora;
       if constexpr (kLora) {
-        if (lora.rank_blocks > 0) {
-          total = multiply_lora(p, lora, unit, shrinks_done<kRole>(p), seen + unit.pair);
+        of_lora = {};
+        if (next < turn.num_units && lora.rank_blocks > 0) {
+          const Unit& unit = turn.units[next];
+          of_lora = multiply_lora(p, lora, unit, shrinks_done<kRole>(p), seen + unit.pair);
         }
       }
+      const int i = next - kStep;
+      if (i < 0) continue;
       barrier_wait(shared_address(turn.unit_ready + i), parity);
       const int num_stages = p.layout.num_stages;
-      total = add_stages(total, sums + i * num_stages * kWarpSize + lane, num_stages);
+      total = add_stages(total, sums + i * num_stages * kStageSums, num_stages);
       if (p.bias != nullptr) {
         total.x += turn.bias[i][lane / 4];
         total.y += turn.bias[i][lane / 4 + 8];
       }
-      write_row_unit<kRole>(p, unit, total.x, total.y);
+      write_row_unit<kRole>(p, turn.units[i], total.x, total.y);
     }
     if (turn.is_last) return;
     __syncwarp();
@@ -314,38 +333,33 @@ __device__ void finish_units(const ExpertGemmParams& p, const float2* sums, Turn
 }
 
 // One warp of down's: says of each pair when its activations are there, or about to come.
-__device__ void watch_activations(const ExpertGemmParams& p, uint32_t ready) {
+__device__ void watch_activations(const ExpertGemmParams& p, Turn& turn, uint32_t ready) {
   const int lane = threadIdx.x % kWarpSize;
-  if (p.units_of_pair == 0) {
-    wait_for_predecessor();
-    launch_dependents();
-    barrier_arrive(ready + lane * 8);
-    return;
+  bool waiting = false;
+  if (p.units_of_pair > 0) {
+    barrier_wait(shared_address(&turn.table_ready), 0);
+    waiting = lane < turn.num_pairs;
   }
-  bool waiting = lane < __ldcg(p.routing.num_tiles);
+  const bool has_pair = waiting;
   for (uint32_t polls = 0; __any_sync(0xffffffffu, waiting); ++polls) {
     if (waiting) {
-      uint32_t done;
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                   : "=r"(done)
-                   : "l"(p.routing.units_done + lane)
-                   : "memory");
-      waiting = done < p.units_of_pair;
+      waiting = load_relaxed_4(p.routing.units_done + lane) < p.units_of_pair;
       if (!waiting) barrier_arrive(ready + lane * 8);
     }
     if (polls > kMaxPolls) __trap();
   }
   wait_for_predecessor();
   launch_dependents();
+  if (!has_pair) barrier_arrive(ready + lane * 8);
 }
 
 }  // namespace
 
-// Warps: those that multiply; of down, one that watches; then one that finishes units, or with LoRA
-// those that shrink, and finish units afterwards. Dynamic shared memory: rings, gate_up's row, then
-// what each lane has of each stage of the turn's units.
+// Warps: with LoRA those that shrink, and finish units afterwards; those that multiply; of down,
+// one that watches; without LoRA one that finishes units. Dynamic shared memory: rings, gate_up's
+// row, then the sums of each stage of the turn's units.
 template <StreamFormat kFormat, GemmRole kRole, bool kLora>
-__global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
+__global__ void __maxnreg__(kLora ? kLoraRegisters : kRegisters)
     expert_gemm_row_kernel(const __grid_constant__ ExpertGemmParams p,
                            const __grid_constant__ ExpertGemmConfig config) {
   constexpr bool kDown = kRole == GemmRole::kDown;
@@ -357,8 +371,9 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
   __shared__ Turn turn;
   __shared__ int32_t seen[kLora ? kMaxRowPairs : 1];
   const int lane = threadIdx.x % kWarpSize;
-  const int warp = threadIdx.x / kWarpSize;
   const int num_warps = config.num_warps;
+  // Of those that multiply; below zero those that shrink.
+  const int warp = static_cast<int>(threadIdx.x / kWarpSize) - (kLora ? kShrinkWarps : 0);
   const int num_slots = config.num_slots;
   const int num_stages = p.layout.num_stages;
   const int rings_bytes = num_warps * num_slots * config.slot_bytes;
@@ -367,16 +382,19 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
                .barriers = shared_address(barriers + warp * num_slots),
                .slot_bytes = config.slot_bytes,
                .num_slots = num_slots};
-  if (warp < num_warps && lane < num_slots) barrier_init(ring.barrier(lane), 1);
-  if (warp == num_warps) {
+  if (warp >= 0 && warp < num_warps && lane < num_slots) barrier_init(ring.barrier(lane), 1);
+  if (warp == num_warps - 1) {
     turn.init(num_warps, kLora ? kShrinkWarps : 1, num_stages);
     if (kDown) barrier_init(shared_address(ready + lane), 1);
     if (kLora) seen[lane] = 0;
   }
   barrier_init_fence();
   __syncthreads();
-  if (kDown && warp == num_warps) return watch_activations(p, shared_address(ready));
-  if (warp >= num_warps) {
+  // down finds its experts where this kernel does; whatever else follows waits for this kernel, and
+  // this one for the router.
+  if (!kDown && warp == 0) launch_dependents();
+  if (kDown && warp == num_warps) return watch_activations(p, turn, shared_address(ready));
+  if (kLora ? warp < 0 : warp >= num_warps) {
     if constexpr (kLora) {
       run_shrinks<kRole, /*kOneRow=*/true, kDown ? kDownShrinkUnroll : kShrinkUnroll>(
           p, shared_address(ready));
@@ -387,30 +405,19 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
     }
     return;
   }
-  // What comes right after the wait does not have to wait for its parameters as well.
-  asm volatile("" ::"l"(p.routing.num_tiles), "l"(p.routing.tiles), "l"(p.x), "l"(p.weights),
-               "r"(p.layout.num_units));
   const int stage_bytes = p.layout.stage_bytes;
   const int stage_cols = p.layout.stage_blocks * block_cols(kFormat);
   auto* row = reinterpret_cast<uint4*>(shared + rings_bytes);
   // stage / num_stages, of all that a turn has.
   const uint32_t reciprocal = ((1u << 22) + num_stages - 1) / num_stages;
   const auto unit_of = [&](uint32_t stage) { return stage * reciprocal >> 22; };
-  if (!kDown) wait_for_predecessor();
   int begin = blockIdx.x;
   for (uint32_t parity = 0;; parity ^= 1) {
     const bool first = begin == static_cast<int>(blockIdx.x);
     if (warp == 0) {
       if (!first) barrier_wait(shared_address(&turn.done), parity ^ 1);
       list_units(p, config, begin, turn);
-    } else if (!kDown && first) {
-      const auto* from = reinterpret_cast<const uint4*>(p.x);
-      for (int i = threadIdx.x - kWarpSize; i < p.in_size / 8; i += (num_warps - 1) * kWarpSize) {
-        row[i] = shifted<kFormat>(__ldcg(from + i));
-      }
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&turn.table_ready));
     barrier_wait(shared_address(&turn.table_ready), parity);
     const int count = turn.num_units * num_stages;
     const auto issue = [&](int stage, int slot) {
@@ -420,14 +427,24 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
                  turn.units[unit].weights + (stage - unit * num_stages) * stage_bytes, stage_bytes,
                  ring.barrier(slot));
     };
+    // With LoRA down's weights would stand in the way of what gate_up's adapter still reads.
+    if (kDown && kLora && count > 0) barrier_wait(shared_address(ready + turn.units[0].pair), 0);
 #pragma unroll 1
     for (int i = 0; i < num_slots; ++i) {
       issue(warp + i * num_warps,
             ring.slot + i < num_slots ? ring.slot + i : ring.slot + i - num_slots);
     }
-    if (!kDown && first) launch_dependents();
-    if (kLora && warp == num_warps - 1) {
+    if (!kDown && first) {
+      wait_for_predecessor();
+      const auto* from = reinterpret_cast<const uint4*>(p.x);
+      for (int i = warp * kWarpSize + lane; i < p.in_size / 8; i += num_warps * kWarpSize) {
+        row[i] = shifted<kFormat>(__ldcg(from + i));
+      }
+      named_barrier(/*id=*/1, num_warps * kWarpSize);
+    }
+    if (kLora && warp == num_warps - 1 && count > 0) {
       // The adapter's part of the units is asked for ahead of time.
+      if (kDown) barrier_wait(shared_address(ready + turn.units[0].pair), 0);  // routed by then
       const RowLora lora = load_lora(p);
       const int num_bytes = lora.rank_blocks * kRankBlockBytes;
       if (lane < turn.num_units && num_bytes > 0) {
@@ -466,8 +483,8 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kBaseRegisters)
         for_runs([&](int i, int at) { x[i] = row[at]; });
       }
       const uint32_t weights = ring.wait();
-      sums[stage * kWarpSize + lane] =
-          multiply_stage<kFormat>(weights, x[0], x[1], p.layout.stage_blocks);
+      const float2 sum = multiply_stage<kFormat>(weights, x[0], x[1], p.layout.stage_blocks);
+      if (lane % 4 == 0) sums[stage * kStageSums + lane / 4] = sum;
       __syncwarp();
       if (lane == 0) barrier_arrive(shared_address(turn.unit_ready + unit));
       issue(stage + num_slots * num_warps, ring.slot);

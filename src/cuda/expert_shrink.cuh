@@ -199,19 +199,34 @@ template <GemmRole kRole, bool kOneRow, int kUnroll>
 __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p, uint32_t ready = 0) {
   __shared__ float sums[kShrinkWarps * kShrinkSumFloats];
   __shared__ uint32_t taken;
+  __shared__ uint32_t num_shares;
+  // Of one row a share is the same for all threads, which have no registers to spare.
+  __shared__ ShrinkShare of_all;
+  ShrinkShare of_thread;
+  ShrinkShare& share = *(kOneRow ? &of_all : &of_thread);
   const ShrinkQueue& queue =
       kRole == GemmRole::kDown ? p.routing.down_shrink : p.routing.gate_up_shrink;
+  // Thread 0, then all.
+  const auto take = [&](uint32_t next) {
+    taken = next;
+    if (kOneRow && next < num_shares) share.load<kRole, kOneRow>(p, next);
+  };
+  const auto taken_share = [&] {
+    shrink_barrier();
+    const uint32_t mine = taken;
+    if (!kOneRow && mine < num_shares) share.load<kRole, kOneRow>(p, mine);
+    return mine;
+  };
+  if constexpr (kPairByPair<kRole, kOneRow>) barrier_wait(ready, 0);  // routed by then
   if (!p.routed_before_predecessor) wait_for_predecessor();
-  const uint32_t num_shares = __ldcg(p.routing.num_segments) * kShrinkShares * p.shrink_ranges;
   if (shrink_thread() == 0) {
-    taken = take_share(queue);
+    const uint32_t next = take_share(queue);
+    num_shares = __ldcg(p.routing.num_segments) * kShrinkShares * p.shrink_ranges;
     // Each block takes one share too many: a queue with more was not reset by a router.
-    if (taken >= num_shares + gridDim.x) __trap();
+    if (next >= num_shares + gridDim.x) __trap();
+    take(next);
   }
-  shrink_barrier();
-  uint32_t mine = taken;
-  ShrinkShare share;
-  if (mine < num_shares) share.load<kRole, kOneRow>(p, mine);
+  uint32_t mine = taken_share();
   if constexpr (!kPairByPair<kRole, kOneRow>) {
     if (p.routed_before_predecessor) wait_for_predecessor();
     launch_dependents();
@@ -219,8 +234,9 @@ __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p, uint32_t 
   while (mine < num_shares) {
     uint32_t next = 0;
     if (shrink_thread() == 0) next = take_share(queue);
-    if constexpr (kPairByPair<kRole, kOneRow>)
+    if constexpr (kPairByPair<kRole, kOneRow>) {
       barrier_wait(ready + share.begin * sizeof(uint64_t), 0);
+    }
     if (!kOneRow && share.count > kHalfRows) {
       run_share<kRole, kOneRow, kOneRow ? 1 : 2, kUnroll>(p, share, sums);
     } else {
@@ -228,14 +244,12 @@ __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p, uint32_t 
     }
     shrink_barrier();
     if (shrink_thread() == 0) {
-      taken = next;
       if (p.delay_ns != 0) __nanosleep(p.delay_ns * (mine % 3));
       __threadfence();
       atomicAdd(queue.done + share.segment_idx, 1u);
+      take(next);
     }
-    shrink_barrier();
-    mine = taken;
-    if (mine < num_shares) share.load<kRole, kOneRow>(p, mine);
+    mine = taken_share();
   }
   if constexpr (kRole == GemmRole::kGateUp) prefetch_next_a(p);
 }

@@ -32,8 +32,8 @@ Result<void> Context::reserve_pairs(int max_pairs) {
   return {};
 }
 
-uint32_t run_gemm(Context& context, GemmJob job, Stream& stream) {
-  if (job.max_pairs == 0) return 0;
+bool run_gemm(Context& context, GemmJob job, Stream& stream) {
+  if (job.max_pairs == 0) return false;
   ExpertGemmParams& params = job.params;
   job.lora &= params.lora != nullptr;
   const ExpertGemmConfig config = select_expert_gemm({.role = job.role,
@@ -43,6 +43,7 @@ uint32_t run_gemm(Context& context, GemmJob job, Stream& stream) {
                                                       .max_pairs = job.max_pairs,
                                                       .max_tile_rows = job.max_tile_rows,
                                                       .lora = job.lora,
+                                                      .one_row = job.one_row,
                                                       .shared_limit = context.shared_limit})
                                       .value();
   const bool one_row = config.turn_units > 0;
@@ -55,9 +56,11 @@ uint32_t run_gemm(Context& context, GemmJob job, Stream& stream) {
     params.shrink_ranges = config.shrink_ranges;
   }
   params.delay_ns = context.delay_ns;
+  // gate_up of one row lets this kernel start before the router has ended.
+  if (job.one_row && !one_row) params.routed_before_predecessor = false;
   const auto launch = one_row ? launch_expert_gemm_row : launch_expert_gemm;
   launch(job.role, job.lora, config, params, context.num_sms, cuda_stream(stream));
-  return one_row && job.role == GemmRole::kGateUp ? params.layout.num_units : 0;
+  return one_row;
 }
 
 GateParams gate_params(const ActivationSpec& activation) {

@@ -13,11 +13,11 @@ struct GemmJob {
   int max_pairs = 0;
   int max_tile_rows = kTileRows;
   bool lora = false;
+  bool one_row = false;  // ExpertGemmProblem::one_row
 };
 
-// Returns how many units the kernel counts for each pair (RoutingView::units_done), 0 if it does
-// not.
-uint32_t run_gemm(Context& context, GemmJob job, Stream& stream);
+// Returns whether it was expert_gemm_row.cu's form, which hands on and takes early.
+bool run_gemm(Context& context, GemmJob job, Stream& stream);
 
 ExpertGemmParams make_params(const CudaMatrices& matrices, const MatrixLayout& layout,
                              const RoutingView& routing, const ConstTensorView& x, void* out);

@@ -22,15 +22,16 @@ class CudaMoeGateUp : public MoeGateUp {
     params.lora = context_.lora.entries(desc_.lora);
     params.next_lora =
         context_.lora.entries({.module = LoraModule::kExpertDown, .layer = desc_.lora.layer});
-    routing.set_units_of_pair(
+    const bool counts =
         run_gemm(context_,
                  {.role = GemmRole::kGateUp,
                   .params = params,
                   .max_pairs = cuda_step.launch_rows() * desc_.moe.experts_per_token,
                   .max_tile_rows = cuda_step.launch_rows(),
-                  .lora = cuda_step.has_lora()},
-                 stream),
-        args.out.data);
+                  .lora = cuda_step.has_lora(),
+                  .one_row = routing.publishes()},
+                 stream);
+    routing.set_units_of_pair(counts ? params.layout.num_units : 0, args.out.data);
   }
 
  private:
@@ -55,14 +56,15 @@ class CudaMoeDown : public MoeDown {
     params.lora = context_.lora.entries(desc_.lora);
     // The router ran before gate_up, this kernel's predecessor.
     params.routed_before_predecessor = true;
-    // Not of all units: their last ones are on their way by then.
+    // Not all units: the last ones are on their way by then.
     params.units_of_pair = (routing.take_units_of_pair(args.x.data) * 3 + 3) / 4;
     run_gemm(context_,
              {.role = GemmRole::kDown,
               .params = params,
               .max_pairs = cuda_step.launch_rows() * desc_.moe.experts_per_token,
               .max_tile_rows = cuda_step.launch_rows(),
-              .lora = cuda_step.has_lora()},
+              .lora = cuda_step.has_lora(),
+              .one_row = routing.publishes()},
              stream);
   }
 

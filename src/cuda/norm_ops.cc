@@ -66,8 +66,9 @@ class CudaAddNormRoute : public AddNormRoute {
     MEDLEY_CHECK_EQ(router.out_size, moe.num_experts);
     const auto& routing = static_cast<const CudaRouting&>(*args.routing);
     MEDLEY_CHECK_LE(step.num_rows() * moe.experts_per_token, routing.max_pairs());
-    routing.set_units_of_pair(0, nullptr);
     const bool of_all = moe.router == RouterKind::kSoftmaxThenTopK && !moe.normalize_topk;
+    const int rows = std::max(1, cuda_step.launch_rows());
+    routing.start(/*one_row=*/rows == 1);
     const RouteParams params = {
         .norm = make_params(desc_.add_norm, args.add_norm, cuda_step),
         .router = router.weights.as<uint8_t>(),
@@ -78,8 +79,8 @@ class CudaAddNormRoute : public AddNormRoute {
         .num_experts = moe.num_experts,
         .experts_per_token = moe.experts_per_token,
         .weights = of_all ? RouteWeights::kSoftmaxOfAll : RouteWeights::kSoftmaxOfChosen,
-        .lora = desc_.lora && cuda_step.has_lora() ? context_.lora.entries(*desc_.lora) : nullptr};
-    const int rows = std::max(1, cuda_step.launch_rows());
+        .lora = desc_.lora && cuda_step.has_lora() ? context_.lora.entries(*desc_.lora) : nullptr,
+        .publishes = routing.publishes()};
     const RouteConfig config = select_route(desc_, rows).value();
     launch_add_norm_route(row_delta(desc_.add_norm.delta), config, params, rows,
                           cuda_stream(stream));

@@ -81,14 +81,19 @@ __device__ __forceinline__ float from_ordered(uint32_t key) {
   return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-// One warp: the k largest logits, ties to the lower expert, and their weights. Lane i holds the
-// experts i, i + 32, ...; lane j returns choice j. Leaves memory alone if not `real`.
+// What lane j of a warp knows of choice j.
+struct Choice {
+  int expert;
+  float logit;
+  float all;  // kSoftmaxOfAll: sum of exp(logit - largest) over all experts
+};
+
+// One warp: the k largest logits, ties to the lower expert. Lane i holds the experts i, i + 32, ...
 template <int kPerLane>
-__device__ int choose_experts(const RouteParams& p, int num_splits, const float* partial,
-                              const float* bias, int row) {
+__device__ Choice choose_experts(const RouteParams& p, int num_splits, const float* partial,
+                                 const float* bias) {
   const int lane = threadIdx.x;
   uint32_t keys[kPerLane];  // 0: no expert, or chosen already
-  float all = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int expert = i * kWarpSize + lane;
@@ -100,6 +105,16 @@ __device__ int choose_experts(const RouteParams& p, int num_splits, const float*
     keys[i] = ordered(sum);
   }
   const int k = p.experts_per_token;
+  const auto sum_of_all = [&](float max) {
+    if (p.weights != RouteWeights::kSoftmaxOfAll) return 0.0f;
+    float all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (keys[i] != 0) all += __expf(from_ordered(keys[i]) - max);
+    }
+    return warp_sum(all);
+  };
+  Choice choice = {};
   if constexpr (kPerLane == 1) {
     // An expert's place is the number of better ones.
     int place = 0;
@@ -108,74 +123,56 @@ __device__ int choose_experts(const RouteParams& p, int num_splits, const float*
       const uint32_t other = __shfl_sync(0xffffffffu, keys[0], j);
       place += other > keys[0] || (other == keys[0] && j < lane);
     }
-    const bool chosen = place < k && keys[0] != 0;
-    const uint32_t best = __ballot_sync(0xffffffffu, place == 0);
-    const float logit = from_ordered(keys[0]);
-    const float max = __shfl_sync(0xffffffffu, logit, __ffs(static_cast<int>(best)) - 1);
-    const bool counts = p.weights == RouteWeights::kSoftmaxOfAll ? keys[0] != 0 : chosen;
-    const float weight = __expf(logit - max);
-    const float total = warp_sum(counts ? weight : 0.0f);
-    if (chosen) {
-      p.routing.expert_of_choice[row * k + place] = lane;
-      p.routing.weight_of_choice[row * k + place] = weight / total;
-    }
-    int expert = 0;  // of choice `lane`
 #pragma unroll 1
     for (int j = 0; j < k; ++j) {
       const uint32_t who = __ballot_sync(0xffffffffu, place == j);
-      if (lane == j) expert = __ffs(static_cast<int>(who)) - 1;
+      if (lane == j) choice.expert = __ffs(static_cast<int>(who)) - 1;
     }
-    return expert;
-  }
-  float max = 0.0f;
-  float chosen_weight = 0.0f;  // lane j holds choice j
-  int chosen_expert = 0;
-  float chosen_sum = 0.0f;
-  for (int j = 0; j < k; ++j) {
-    uint32_t best = 0;
+    choice.logit = __shfl_sync(0xffffffffu, from_ordered(keys[0]), choice.expert);
+    choice.all = sum_of_all(__shfl_sync(0xffffffffu, choice.logit, 0));
+  } else {
+    for (int j = 0; j < k; ++j) {
+      uint32_t best = 0;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) best = keys[i] > best ? keys[i] : best;
-    best = __reduce_max_sync(0xffffffffu, best);
-    uint32_t mine = kMaxRoutedExperts;
+      for (int i = 0; i < kPerLane; ++i) best = keys[i] > best ? keys[i] : best;
+      best = __reduce_max_sync(0xffffffffu, best);
+      uint32_t mine = kMaxRoutedExperts;
 #pragma unroll
-    for (int i = kPerLane - 1; i >= 0; --i) {
-      if (keys[i] == best) mine = i * kWarpSize + lane;
-    }
-    const uint32_t expert = __reduce_min_sync(0xffffffffu, mine);
-    if (j == 0) {
-      max = from_ordered(best);
-      if (p.weights == RouteWeights::kSoftmaxOfAll) {
+      for (int i = kPerLane - 1; i >= 0; --i) {
+        if (keys[i] == best) mine = i * kWarpSize + lane;
+      }
+      const uint32_t expert = __reduce_min_sync(0xffffffffu, mine);
+      if (j == 0) choice.all = sum_of_all(from_ordered(best));
+      if (lane == j) {
+        choice.expert = static_cast<int>(expert);
+        choice.logit = from_ordered(best);
+      }
 #pragma unroll
-        for (int i = 0; i < kPerLane; ++i) {
-          if (keys[i] != 0) all += __expf(from_ordered(keys[i]) - max);
-        }
-        all = warp_sum(all);
+      for (int i = 0; i < kPerLane; ++i) {
+        if (i * kWarpSize + lane == expert) keys[i] = 0;
       }
     }
-    const float weight = __expf(from_ordered(best) - max);
-    chosen_sum += weight;
-    if (lane == j) {
-      chosen_weight = weight;
-      chosen_expert = static_cast<int>(expert);
-    }
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (i * kWarpSize + lane == expert) keys[i] = 0;
-    }
   }
-  const float total = p.weights == RouteWeights::kSoftmaxOfAll ? all : chosen_sum;
-  if (lane < k) {
-    p.routing.expert_of_choice[row * k + lane] = chosen_expert;
-    p.routing.weight_of_choice[row * k + lane] = chosen_weight / total;
-  }
-  return chosen_expert;
+  return choice;
 }
 
-__device__ int choose_experts(const RouteParams& p, int num_splits, const float* partial,
-                              const float* bias, int row) {
-  if (p.num_experts <= kWarpSize) return choose_experts<1>(p, num_splits, partial, bias, row);
-  if (p.num_experts <= 4 * kWarpSize) return choose_experts<4>(p, num_splits, partial, bias, row);
-  return choose_experts<kMaxRoutedExperts / kWarpSize>(p, num_splits, partial, bias, row);
+__device__ Choice choose_experts(const RouteParams& p, int num_splits, const float* partial,
+                                 const float* bias) {
+  if (p.num_experts <= kWarpSize) return choose_experts<1>(p, num_splits, partial, bias);
+  if (p.num_experts <= 4 * kWarpSize) return choose_experts<4>(p, num_splits, partial, bias);
+  return choose_experts<kMaxRoutedExperts / kWarpSize>(p, num_splits, partial, bias);
+}
+
+// One warp: writes a row's choices and their weights.
+__device__ void write_choices(const RouteParams& p, const Choice& choice, int row) {
+  const int lane = threadIdx.x;
+  const int k = p.experts_per_token;
+  const float weight = __expf(choice.logit - __shfl_sync(0xffffffffu, choice.logit, 0));
+  const float of_chosen = warp_sum(lane < k ? weight : 0.0f);
+  const float total = p.weights == RouteWeights::kSoftmaxOfAll ? choice.all : of_chosen;
+  if (lane >= k) return;
+  p.routing.expert_of_choice[row * k + lane] = choice.expert;
+  p.routing.weight_of_choice[row * k + lane] = weight / total;
 }
 
 // Counts a row as routed; true for the last one of the step, whose caller then sees all rows'.
@@ -208,6 +205,7 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 2)
   const cg::cluster_group cluster = cg::this_cluster();
   const int row = blockIdx.y;
   const int rank = blockIdx.x;
+  if (p.publishes && row + 1 == static_cast<int>(gridDim.y)) return reset_row(p);
   for (int i = p.norm.hidden_size + threadIdx.x; i < p.layout.padded_cols; i += blockDim.x) {
     route_shared[i] = 0.0f;
   }
@@ -227,6 +225,7 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 2)
       if (i < num_weights) reinterpret_cast<float4*>(norm_weight)[i] = values[j];
     }
   }
+  float first[8];
   for (int i = threadIdx.x; i < p.num_experts; i += blockDim.x) {
     bias[i] = p.router_bias == nullptr ? 0.0f : p.router_bias[i];
   }
@@ -251,52 +250,51 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 2)
   const int lora_rank = p.lora != nullptr && slot >= 0 ? p.lora[slot].rank : 0;
   wait_for_predecessor();
   launch_dependents();
-  const float inverse_rms = add_row<kDelta>(p.norm, row, ahead, route_shared);
+  const float inverse_rms = add_row<kDelta>(p.norm, row, ahead, first, route_shared);
   const auto is_mine = [&](int v) { return v % config.cluster == rank; };
-  normalise_row(p.norm, norm_weight, row, inverse_rms, route_shared, sum, is_mine);
+  normalise_row(p.norm, norm_weight, row, inverse_rms, first, route_shared, sum, is_mine);
   __syncthreads();
   partial_logits(p, config, first_item, early, route_shared, cluster.map_shared_rank(partial, 0));
   cluster_arrive();
+  const uint32_t published = load_published(p);
   cluster_wait();
   // All blocks of the cluster have read the residual.
   // The first block's first warp has the longest way to go.
   const int first_thread = rank == 0 && blockDim.x > kWarpSize ? kWarpSize : 0;
   store_sum<kDelta>(p.norm, row, sum, is_mine, first_thread);
-  if (rank != 0) {
-    if (num_rows == 1) {
-      reset_row_h(p.routing, p.experts_per_token,
-                  static_cast<int>((rank - 1) * blockDim.x + threadIdx.x),
-                  static_cast<int>((config.cluster - 1) * blockDim.x));
-    }
-    return;
-  }
+  if (rank != 0) return;
   if (lora_rank > 0) add_lora_logits(p, p.lora[slot], route_shared, bias);
   if (threadIdx.x < kWarpSize) {
     const int lane = threadIdx.x;
-    int expert = choose_experts(p, config.num_splits, partial, bias, row);
-    int last = num_rows == 1 && !config.groups_apart;
-    if (num_rows > 1 && !config.groups_apart) {
-      __syncwarp();
-      if (lane == 0) {
-        last = arrive_last(p.routing.arrivals, num_rows);
-        if (last) *p.routing.arrivals = 0;
-      }
-      last = __shfl_sync(0xffffffffu, last, 0);
-    }
+    const Choice choice = choose_experts(p, config.num_splits, partial, bias);
     const int k = p.experts_per_token;
     const int num_pairs = num_rows * k;
-    if (last && num_rows == 1 && k <= kWarpSize) {
-      group_one_row(p, expert, slot);
-      last = false;
-    } else if (last && num_pairs <= kWarpSize) {
-      int its_slot = slot;
-      if (lane < num_pairs) {
-        expert = __ldcg(p.routing.expert_of_choice + lane);
-        its_slot = p.adapter_of_row[lane / k];
+    int last = 0;
+    if (num_rows == 1 && !config.groups_apart && k <= kWarpSize) {
+      group_one_row(p, choice.expert, slot, published);
+      write_choices(p, choice, row);
+    } else {
+      write_choices(p, choice, row);
+      last = num_rows == 1 && !config.groups_apart;
+      if (num_rows > 1 && !config.groups_apart) {
+        __syncwarp();
+        if (lane == 0) {
+          last = arrive_last(p.routing.arrivals, num_rows);
+          if (last) *p.routing.arrivals = 0;
+        }
+        last = __shfl_sync(0xffffffffu, last, 0);
       }
-      group_few_pairs(p, make_key(expert, its_slot, lane), num_pairs,
-                      reinterpret_cast<uint32_t*>(route_shared));
-      last = false;
+      if (last && num_pairs <= kWarpSize) {
+        int expert = 0;
+        int its_slot = 0;
+        if (lane < num_pairs) {
+          expert = __ldcg(p.routing.expert_of_choice + lane);
+          its_slot = p.adapter_of_row[lane / k];
+        }
+        group_few_pairs(p, make_key(expert, its_slot, lane), num_pairs,
+                        reinterpret_cast<uint32_t*>(route_shared));
+        last = 0;
+      }
     }
     if (lane == 0) last_row = last;
   }
@@ -308,7 +306,8 @@ __global__ void __launch_bounds__(kMaxRouteThreads, 2)
 
 void launch_add_norm_route(RowDelta delta, const RouteConfig& config, const RouteParams& params,
                            int max_rows, cudaStream_t stream) {
-  const LaunchShape shape = {.grid = dim3(config.cluster, max_rows),
+  // One cluster more resets what a step of one row hands on early.
+  const LaunchShape shape = {.grid = dim3(config.cluster, max_rows + params.publishes),
                              .block = dim3(config.num_threads),
                              .cluster = config.cluster,
                              .shared_bytes = config.shared_bytes,

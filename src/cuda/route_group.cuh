@@ -63,21 +63,58 @@ __device__ __forceinline__ void reset_shrinks(const RoutingView& routing, int fi
   *routing.down_shrink.taken = 0;
 }
 
-// No pair of a step of one row has any of gate_up's outputs; by threads `first`, ... of `stride`.
-__device__ __forceinline__ void reset_row_h(const RoutingView& routing, int num_pairs, int first,
-                                            int stride) {
+// A cluster of its own: what a step of one row hands on early is not there
+// (RoutingView::row_experts and what follows). Whoever looks for it starts after that.
+__device__ inline void reset_row(const RouteParams& p) {
+  wait_for_predecessor();
+  const RoutingView& routing = p.routing;
+  const auto thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const auto num_threads = static_cast<int>(gridDim.x * blockDim.x);
+  if (thread < p.experts_per_token) {
+    const bool has_row = *p.norm.num_rows > 0;
+    store_relaxed_4(routing.row_experts + thread,
+                    has_row ? kNotThere : static_cast<uint32_t>(kNoExpert));
+    routing.units_done[thread] = 0;
+  }
   auto* words = reinterpret_cast<uint32_t*>(routing.row_h);
-  for (int i = first; i < num_pairs * routing.inner_size / 2; i += stride) words[i] = kNotThere;
+  for (int i = thread; i < p.experts_per_token * routing.inner_size / 2; i += num_threads) {
+    words[i] = kNotThere;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  launch_dependents();
+}
+
+// For publish: one of row_experts, by the warp that will write them. Read ahead of time.
+__device__ __forceinline__ uint32_t load_published(const RouteParams& p) {
+  if (!p.publishes || static_cast<int>(threadIdx.x) >= p.experts_per_token) return kNotThere;
+  return load_relaxed_4(p.routing.row_experts + threadIdx.x);
+}
+
+// Lane i: the i-th expert of the row, once the last row's have been reset.
+__device__ __forceinline__ void publish(const RouteParams& p, int expert, int position,
+                                        uint32_t published) {
+  for (uint32_t polls = 0; __any_sync(0xffffffffu, published != kNotThere); ++polls) {
+    if (polls > kMaxPolls) __trap();
+    published = load_published(p);
+  }
+  if (static_cast<int>(threadIdx.x) < p.experts_per_token) {
+    store_relaxed_4(p.routing.row_experts + position, expert);
+  }
 }
 
 // The pairs of a step of one row, by one warp: lane i holds the expert of choice i. All are
 // different, so each is a tile, and with an adapter a segment.
-__device__ __forceinline__ void group_one_row(const RouteParams& p, int expert, int slot) {
+__device__ __forceinline__ void group_one_row(const RouteParams& p, int expert, int slot,
+                                              uint32_t published) {
   const int lane = threadIdx.x % kWarpSize;
   const int k = p.experts_per_token;
   int position = 0;
 #pragma unroll 4
   for (int j = 0; j < k; ++j) position += __shfl_sync(0xffffffffu, expert, j) < expert;
+  // At once: the products wait for nothing else before they ask for weights.
+  if (p.publishes) publish(p, expert, position, published);
   const bool has_adapter = slot >= 0;
   if (lane < k) {
     p.routing.pair_of_choice[lane] = position;
@@ -87,7 +124,6 @@ __device__ __forceinline__ void group_one_row(const RouteParams& p, int expert, 
                                  .count = 1,
                                  .segment_begin = has_adapter ? position : 0,
                                  .segment_count = has_adapter};
-    p.routing.units_done[lane] = 0;
     if (has_adapter) {
       p.routing.segments[position] = {
           .expert = expert, .slot = slot, .begin = position, .count = 1};

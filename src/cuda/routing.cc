@@ -29,6 +29,7 @@ RoutingView carve(Carver& carver, int max_pairs, int inner_size) {
           .weight_of_choice = carver.take<float>(max_pairs),
           .expert_of_choice = carver.take<int32_t>(max_pairs),
           .arrivals = carver.take<uint32_t>(1),
+          .row_experts = carver.take<int32_t>(kMaxRowPairs),
           .row_h = carver.take<__nv_bfloat16>(std::min(max_pairs, kMaxRowPairs) *
                                               static_cast<size_t>(inner_size + inner_size % 2)),
           .inner_size = inner_size,

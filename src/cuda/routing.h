@@ -16,13 +16,21 @@ class CudaRouting : public Routing {
   const RoutingView& view() const { return view_; }
   int max_pairs() const { return max_pairs_; }
   uint32_t* keys() const { return keys_; }  // (pairs) what the grouping of many pairs needs
-  // How many units make a pair of `out` where gate_up's kernel counts them
-  // (RoutingView::units_done), for down, which takes it once: 0 where its x is not `out`. One
-  // thread.
+
+  // What a step of one row hands on early, as its ops are launched; one thread.
+  //
+  // The router: whether it publishes row_experts.
+  void start(bool one_row) const {
+    publishes_ = one_row;
+    units_of_pair_ = 0;
+  }
+  bool publishes() const { return publishes_; }
+  // gate_up: how many units make a pair of `out` where it counts them (units_done).
   void set_units_of_pair(uint32_t units, const void* out) const {
     units_of_pair_ = units;
     counted_ = out;
   }
+  // down: the same, once; 0 where its x is not `out`.
   uint32_t take_units_of_pair(const void* x) const {
     const uint32_t units = std::exchange(units_of_pair_, 0);
     return x == counted_ ? units : 0;
@@ -33,6 +41,7 @@ class CudaRouting : public Routing {
   uint32_t* keys_ = nullptr;
   RoutingView view_;
   int max_pairs_;
+  mutable bool publishes_ = false;
   mutable uint32_t units_of_pair_ = 0;
   mutable const void* counted_ = nullptr;
 };

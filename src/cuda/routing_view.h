@@ -34,6 +34,8 @@ struct ShrinkQueue {
   uint32_t* done = nullptr;   // (segments) shares of the segment's shrink
 };
 
+inline constexpr int32_t kNoExpert = -2;
+
 // A step's (row, choice) pairs sorted by (expert, adapter slot, row), base rows first within an
 // expert. All pointers are device memory; the counts are written by the kernel that routes.
 //
@@ -50,9 +52,10 @@ struct RoutingView {
   float* weight_of_choice = nullptr;    // (rows, k)
   int32_t* expert_of_choice = nullptr;  // (rows, k)
   uint32_t* arrivals = nullptr;         // (1) zero between kernels
-  // Of a step of one row, whose down runs beside gate_up (expert_gemm_row.cu); the kernel that
-  // routes resets both.
-  __nv_bfloat16* row_h = nullptr;  // (pairs, inner size) gate_up's; kNotThere until it is there
+  // Of a step of one row, whose products start before what they stand on has ended
+  // (expert_gemm_row.cu). The kernel that routes resets all three, values to kNotThere.
+  int32_t* row_experts = nullptr;  // (pairs) ascending, or all kNoExpert
+  __nv_bfloat16* row_h = nullptr;  // (pairs, inner_size) gate_up's
   int32_t inner_size = 0;
   uint32_t* units_done = nullptr;  // (pairs) units of gate_up of which it is there, or about to be
   ShrinkQueue gate_up_shrink;

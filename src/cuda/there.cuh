@@ -28,6 +28,11 @@ __device__ __forceinline__ uint2 load_relaxed_8(const void* from) {
                : "memory");
   return v;
 }
+__device__ __forceinline__ uint32_t load_relaxed_4(const void* from) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
 __device__ __forceinline__ void store_relaxed_16(void* to, const uint4& v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
@@ -44,6 +49,13 @@ __device__ __forceinline__ bool is_there(const uint2& v) {
   return v.x != kNotThere && v.y != kNotThere;
 }
 // `v`, read from `from`, once all of it is there.
+__device__ __forceinline__ uint32_t wait_until_there(uint32_t v, const void* from) {
+  for (uint32_t polls = 0; v == kNotThere; ++polls) {
+    if (polls > kMaxPolls) __trap();
+    v = load_relaxed_4(from);
+  }
+  return v;
+}
 __device__ __forceinline__ uint2 wait_until_there(uint2 v, const void* from) {
   for (uint32_t polls = 0; !is_there(v); ++polls) {
     if (polls > kMaxPolls) __trap();

@@ -182,6 +182,14 @@ TEST_P(ShrinksWhileMultiplying, AnotherKernelHasNearlyAllMultiprocessors) {
       })
       .compare();
 }
+TEST_P(ShrinksWhileMultiplying, AnotherKernelHasNearlyAllMultiprocessorsOfOneRow) {
+  cuda::CudaStream other;
+  one_row()
+      .before_running([&](cuda::Context& context) {
+        launch_hog(context.num_sms - 1, /*milliseconds=*/20, cuda::cuda_stream(other));
+      })
+      .compare();
+}
 TEST_P(ShrinksWhileMultiplying, LateSharesChangeNothing) {
   Side cuda = Side::cuda();
   const MoeTester::Outputs prompt = layer().run(cuda);
