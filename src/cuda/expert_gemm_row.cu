@@ -1,6 +1,6 @@
 #include "cuda/expert_gemm.cuh"
 #include "cuda/expert_gemm_stream.cuh"
-#include "cuda/expert_shrink.cuh"
+#include "cuda/expert_row_lora.cuh"
 #include "cuda/launch.h"
 #include "cuda/there.cuh"
 
@@ -28,22 +28,6 @@ constexpr int kDownShrinkUnroll = 3;
 template <StreamFormat kFormat>
 inline constexpr int kMaxRuns =
     (kMaxStageBytes / block_bytes(kFormat) * block_cols(kFormat) + 255) / 256;
-
-// One of a block's units.
-struct Unit {
-  const uint8_t* weights;
-  int32_t pair;
-  int32_t expert;
-  int32_t in_matrix;
-};
-
-// The step's adapter at this site.
-struct RowLora {
-  const uint8_t* b;
-  int64_t b_expert_bytes;
-  int32_t rank_blocks;  // 0: none
-  int32_t up_offset;    // gate_up with an A each: where up's s lies from gate's; else 0
-};
 
 // This lane's activations of a stage that begins at `column`: column lane / 4 of an mma stands for
 // the lane / 4-th 32 columns of a run of 256.
@@ -81,17 +65,6 @@ __device__ __forceinline__ void add_row_block(float (&sum)[4], uint32_t codes, u
       sum[2 + g] += part[2 + g] * high_scale;
     }
   }
-}
-
-// The sums of rows lane / 4 and lane / 4 + 8, of what four lanes have of all columns of an mma.
-__device__ __forceinline__ float2 add_columns(const float (&sum)[4]) {
-  float2 total = {sum[0] + sum[1], sum[2] + sum[3]};
-#pragma unroll
-  for (int offset = 1; offset < 4; offset *= 2) {
-    total.x += __shfl_xor_sync(0xffffffffu, total.x, offset);
-    total.y += __shfl_xor_sync(0xffffffffu, total.y, offset);
-  }
-  return total;
 }
 
 // A stage's product: of the unit's rows lane / 4 and lane / 4 + 8. Not inlined: its caller has no
@@ -132,60 +105,6 @@ __device__ __noinline__ float2 multiply_stage(uint32_t weights, uint4 x0, uint4 
   return add_columns(sum);
 }
 
-// scale * A x as the shrinks left it, in ranges: 4 ranks.
-__device__ __forceinline__ uint2 load_s(const ExpertGemmParams& p, const float* from) {
-  float4 total = {};
-#pragma unroll
-  for (int i = 0; i < kMaxShrinkRanges; ++i) {
-    if (i >= p.shrink_ranges) break;
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(from + i * p.s_stride));
-    total = {total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w};
-  }
-  return {pack_bf16x2(total.x, total.y), pack_bf16x2(total.z, total.w)};
-}
-
-// What the adapter adds to a unit, in the form of multiply_stage: an mma's column n stands for rank
-// block n of a run of eight.
-__device__ __forceinline__ float2 multiply_lora(const ExpertGemmParams& p, const RowLora& lora,
-                                                const Unit& unit, const uint32_t* done,
-                                                int32_t* seen) {
-  constexpr int kTogether = 2;
-  const int lane = threadIdx.x % kWarpSize;
-  const uint8_t* b = lora.b + unit.expert * lora.b_expert_bytes +
-                     static_cast<int64_t>(unit.in_matrix) * lora.rank_blocks * kRankBlockBytes +
-                     lane * 16;
-  const float* s = range_sums(p) + static_cast<int64_t>(unit.pair) * p.shrink_ranges * p.s_stride +
-                   lane / 4 * kRankBlock + lane % 4 * 4;
-  float sum[4] = {};
-  uint2 gate = {};
-  uint2 up = {};
-  for (int first = 0; first < lora.rank_blocks; first += kTogether) {
-    uint4 rows[kTogether];
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      rows[j] = {};
-      if (first + j < lora.rank_blocks) rows[j] = load_once(b + (first + j) * kRankBlockBytes);
-    }
-    if (first == 0) wait_for_shrinks(done + unit.pair, /*count=*/1, p.shrink_ranges, seen);
-    if (first % 8 == 0) {
-      const bool there = first + lane / 4 < lora.rank_blocks;
-      gate = there ? load_s(p, s + first * kRankBlock) : uint2{};
-      up = gate;
-      if (lora.up_offset != 0) {
-        up = there ? load_s(p, s + lora.up_offset + first * kRankBlock) : uint2{};
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      const bool mine = lane / 4 == (first + j) % 8;
-      // Where gate and up share the unit, rows 0-7 take gate's s and 8-15 up's.
-      mma_16x8x16(sum, {rows[j].x, 0u, rows[j].z, 0u}, mine ? gate.x : 0u, mine ? gate.y : 0u, sum);
-      mma_16x8x16(sum, {0u, rows[j].y, 0u, rows[j].w}, mine ? up.x : 0u, mine ? up.y : 0u, sum);
-    }
-  }
-  return add_columns(sum);
-}
-
 // A block's units in a turn, and where they stand. In shared memory.
 struct Turn {
   // Phase t of each is turn t's.
@@ -193,7 +112,7 @@ struct Turn {
   uint64_t unit_ready[kMaxTurnUnits];  // by stages
   uint64_t bias_ready;
   uint64_t done;  // by all warps that read it
-  Unit units[kMaxTurnUnits];
+  RowUnit units[kMaxTurnUnits];
   alignas(16) float bias[kMaxTurnUnits][kUnitRows];
   int num_pairs;  // of the step
   int num_units;
@@ -247,20 +166,10 @@ __device__ __forceinline__ void list_units(const ExpertGemmParams& p,
   if (mine) bulk_copy(shared_address(turn.bias[lane]), p.bias + at * kUnitRows, kBytes, barrier);
 }
 
-// The step's adapter at this site, read by each warp that needs it.
-__device__ __forceinline__ RowLora load_lora(const ExpertGemmParams& p) {
-  if (__ldcg(p.routing.num_segments) == 0) return {};
-  const LoraEntry& entry = p.lora[__ldcg(&p.routing.segments[0].slot)];
-  return {.b = entry.b,
-          .b_expert_bytes = entry.b_expert_bytes,
-          .rank_blocks = entry.rank / kRankBlock,
-          .up_offset = entry.num_a == 1 ? 0 : entry.rank};
-}
-
 // Writes a unit's sums. gate_up's go to `out` and, for down to see as soon as they are there, to
 // row_h; what is counted only says that it is about time.
 template <GemmRole kRole>
-__device__ __forceinline__ void write_row_unit(const ExpertGemmParams& p, const Unit& unit,
+__device__ __forceinline__ void write_row_unit(const ExpertGemmParams& p, const RowUnit& unit,
                                                float low, float high) {
   const int lane = threadIdx.x % kWarpSize;
   auto* out = static_cast<__nv_bfloat16*>(p.out) + static_cast<int64_t>(unit.pair) * p.out_size;
@@ -311,7 +220,7 @@ __device__ void finish_units(const ExpertGemmParams& p, const float2* sums, Turn
       if constexpr (kLora) {
         of_lora = {};
         if (next < turn.num_units && lora.rank_blocks > 0) {
-          const Unit& unit = turn.units[next];
+          const RowUnit& unit = turn.units[next];
           of_lora = multiply_lora(p, lora, unit, shrinks_done<kRole>(p), seen + unit.pair);
         }
       }
@@ -448,7 +357,7 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kRegisters)
       const RowLora lora = load_lora(p);
       const int num_bytes = lora.rank_blocks * kRankBlockBytes;
       if (lane < turn.num_units && num_bytes > 0) {
-        const Unit& unit = turn.units[lane];
+        const RowUnit& unit = turn.units[lane];
         bulk_prefetch(lora.b + unit.expert * lora.b_expert_bytes +
                           static_cast<int64_t>(unit.in_matrix) * num_bytes,
                       num_bytes);
