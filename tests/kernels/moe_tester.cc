@@ -159,6 +159,7 @@ MoeTester::Outputs MoeTester::run_layer(Side& side, const Outputs* given) {
   Backend& backend = side.backend();
   const int rows = static_cast<int>(wanted_.size());
   const int k = spec_.experts_per_token;
+  const int64_t num_pairs = int64_t{rows} * k;
   const int inner = spec_.intermediate_size;
   const auto step = backend.make_step({.max_rows = rows, .max_seqs = rows, .max_pages = 1}).value();
   const auto routing = backend.make_routing({.max_rows = rows, .moe = spec_}).value();
@@ -217,8 +218,8 @@ MoeTester::Outputs MoeTester::run_layer(Side& side, const Outputs* given) {
                side.stream());
 
   const TensorView normed = side.empty(DType::kBF16, {rows, hidden_});
-  const TensorView h = side.empty(DType::kBF16, {rows * k, inner});
-  const TensorView y = side.empty(DType::kBF16, {rows * k, hidden_});
+  const TensorView h = side.empty(DType::kBF16, {num_pairs, inner});
+  const TensorView y = side.empty(DType::kBF16, {num_pairs, hidden_});
   const TensorView combined = side.empty(DType::kBF16, {rows, hidden_});
   if (before_running_ && side.is_cuda()) before_running_(cuda_context(side.backend()));
   const TensorView residual = deliver(side, layer.residual, {rows, hidden_});
@@ -229,10 +230,10 @@ MoeTester::Outputs MoeTester::run_layer(Side& side, const Outputs* given) {
   const TensorView x = given != nullptr ? deliver(side, given->normed, {rows, hidden_}) : normed;
   run_gate_up->run({.x = x, .routing = routing.get(), .weight = packed_gate_up.get(), .out = h},
                    *step, side.stream());
-  const TensorView down_x = given != nullptr ? deliver(side, given->h, {rows * k, inner}) : h;
+  const TensorView down_x = given != nullptr ? deliver(side, given->h, {num_pairs, inner}) : h;
   run_down->run({.x = down_x, .routing = routing.get(), .weight = packed_down.get(), .out = y},
                 *step, side.stream());
-  const TensorView delta = given != nullptr ? deliver(side, given->y, {rows * k, hidden_}) : y;
+  const TensorView delta = given != nullptr ? deliver(side, given->y, {num_pairs, hidden_}) : y;
   combine->run({.residual = residual,
                 .delta = delta,
                 .routing = routing.get(),
