@@ -5,6 +5,16 @@
 namespace medley::cuda {
 namespace {
 
+GemmJob make_job(GemmRole role, const ExpertGemmParams& params, const MoeSpec& moe,
+                 const CudaStep& step, const CudaRouting& routing) {
+  return {.role = role,
+          .params = params,
+          .max_pairs = step.launch_rows() * moe.experts_per_token,
+          .max_tile_rows = step.launch_rows(),
+          .lora = step.has_lora(),
+          .one_row = routing.publishes()};
+}
+
 class CudaMoeGateUp : public MoeGateUp {
  public:
   CudaMoeGateUp(Context& context, const MoeGateUpDesc& desc)
@@ -22,15 +32,8 @@ class CudaMoeGateUp : public MoeGateUp {
     params.lora = context_.lora.entries(desc_.lora);
     params.next_lora =
         context_.lora.entries({.module = LoraModule::kExpertDown, .layer = desc_.lora.layer});
-    const bool counts =
-        run_gemm(context_,
-                 {.role = GemmRole::kGateUp,
-                  .params = params,
-                  .max_pairs = cuda_step.launch_rows() * desc_.moe.experts_per_token,
-                  .max_tile_rows = cuda_step.launch_rows(),
-                  .lora = cuda_step.has_lora(),
-                  .one_row = routing.publishes()},
-                 stream);
+    const bool counts = run_gemm(
+        context_, make_job(GemmRole::kGateUp, params, desc_.moe, cuda_step, routing), stream);
     routing.set_units_of_pair(counts ? params.layout.num_units : 0, args.out.data);
   }
 
@@ -58,14 +61,7 @@ class CudaMoeDown : public MoeDown {
     params.routed_before_predecessor = true;
     // Not all units: the last ones are on their way by then.
     params.units_of_pair = (routing.take_units_of_pair(args.x.data) * 3 + 3) / 4;
-    run_gemm(context_,
-             {.role = GemmRole::kDown,
-              .params = params,
-              .max_pairs = cuda_step.launch_rows() * desc_.moe.experts_per_token,
-              .max_tile_rows = cuda_step.launch_rows(),
-              .lora = cuda_step.has_lora(),
-              .one_row = routing.publishes()},
-             stream);
+    run_gemm(context_, make_job(GemmRole::kDown, params, desc_.moe, cuda_step, routing), stream);
   }
 
  private:
