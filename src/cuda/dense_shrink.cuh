@@ -31,9 +31,6 @@ struct ShrinkSegment {
   int32_t count;
 };
 
-__device__ __forceinline__ void prefetch_l2(const void* from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 // Lane 4 g + q has row g, columns 2 q and 2 q + 1; returned are row 2 q and 2 q + 1 of column g.
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));
@@ -257,9 +254,9 @@ struct DenseShrinker {
     const int begin = split_begin(num_blocks, splits, share.split);
     const int end = split_begin(num_blocks, splits, share.split + 1);
     if (threadIdx.x % kWarpSize == 0 && end > begin) {
-      prefetch_l2(share.segment.a +
-                      (static_cast<int64_t>(share.unit) * num_blocks + begin) * kBlockBytesOfA,
-                  (end - begin) * kBlockBytesOfA);
+      bulk_prefetch(share.segment.a +
+                        (static_cast<int64_t>(share.unit) * num_blocks + begin) * kBlockBytesOfA,
+                    (end - begin) * kBlockBytesOfA);
     }
   }
 

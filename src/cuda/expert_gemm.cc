@@ -17,6 +17,7 @@ constexpr int kMaxThreads = 512;
 constexpr size_t kGateUpBesideDown = size_t{132} * 1024;
 constexpr size_t kDownBesideGateUp = size_t{78} * 1024;
 constexpr int kMaxLoraDownWarps = 8;  // beside those that shrink, as registers allow
+
 // The most warps, `others` of which have no ring, that still get two slots each beside `beside`
 // bytes, then the most slots; false if there is no room.
 bool fit_rings(const ExpertGemmProblem& problem, int max_warps, int others, size_t beside,
@@ -88,8 +89,9 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   if (fit_one_row(problem, config)) return config;
   const int max_slots = problem.max_tile_rows <= 2 ? kFewRowsSlots : kMaxSlots;
   if (fit_rings(problem, kWarpCounts[0], /*others=*/0, config.x_bytes, problem.shared_limit,
-                max_slots, config))
+                max_slots, config)) {
     return config;
+  }
   return unsupported(fmt::format(
       "matrix product on CUDA: {} rows of {} columns leave no shared memory for weights ({} bytes)",
       kTileRows, problem.in_size, problem.shared_limit));

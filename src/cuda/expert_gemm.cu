@@ -1,6 +1,7 @@
 #include "cuda/expert_gemm.cuh"
 #include "cuda/expert_gemm_stream.cuh"
 #include "cuda/expert_lora.cuh"
+#include "cuda/gate.cuh"
 #include "cuda/launch.h"
 
 namespace medley::cuda {
@@ -13,6 +14,56 @@ constexpr int kMaxRegisters = 128;
 constexpr int kTablePairs = 256;
 // Blocks of a kMxfp4 stage whose arithmetic overlaps.
 constexpr int kUnroll = 5;
+
+// Of this lane's two rows.
+__device__ __forceinline__ float2 load_bias(const ExpertGemmParams& p, const RouteTile& tile,
+                                            int unit) {
+  if (p.bias == nullptr) return {};
+  const float* bias =
+      p.bias + (static_cast<int64_t>(tile.expert) * p.layout.num_units + unit) * kUnitRows;
+  const int row = threadIdx.x % kWarpSize / 4;
+  return {bias[row], bias[row + 8]};
+}
+
+template <GemmRole kRole, int kHalves>
+__device__ __forceinline__ void write_unit(const ExpertGemmParams& p, const RouteTile& tile,
+                                           int unit, const UnitSum<kHalves>& sum,
+                                           const int32_t* out_rows, float2 bias) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = h * kHalfRows + lane % 4 * 2 + i;
+      if (column >= tile.count) continue;
+      const float low = sum.value[h][i] + bias.x;
+      const float high = sum.value[h][2 + i] + bias.y;
+      const int64_t offset = static_cast<int64_t>(out_rows[column]) * p.out_size;
+      if constexpr (kRole == GemmRole::kGateUp) {
+        const int row = unit * (kUnitRows / 2) + lane / 4;
+        if (row < p.out_size) {
+          static_cast<__nv_bfloat16*>(p.out)[offset + row] =
+              __float2bfloat16_rn(gate_times_up(p.gate, low, high));
+        }
+      } else if constexpr (kRole == GemmRole::kGateUpRaw) {
+        const int row = unit * (kUnitRows / 2) + lane / 4;
+        if (row < p.out_size) {
+          auto* out = static_cast<__nv_bfloat16*>(p.out) + 2 * offset + row;
+          out[0] = __float2bfloat16_rn(low);
+          out[p.out_size] = __float2bfloat16_rn(high);
+        }
+      } else {
+        const int row = unit * kUnitRows + lane / 4;
+        const auto store = [&](int at, float value) {
+          if (at >= p.out_size) return;
+          static_cast<__nv_bfloat16*>(p.out)[offset + at] = __float2bfloat16_rn(value);
+        };
+        store(row, low);
+        store(row + 8, high);
+      }
+    }
+  }
+}
 
 template <StreamFormat kFormat, GemmRole kRole, bool kLora, int kHalves>
 __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteTile& tile, int unit,
@@ -37,7 +88,7 @@ __device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteT
   }
   if constexpr (!kEarlyBias) bias = load_bias(p, tile, unit);
   if constexpr (kLora) {
-    add_lora(sum, p, tile, *lora, shrinks_done<kRole>(p), unit);
+    add_lora(sum, p, tile, *lora, shrink_queue<kRole>(p).done, unit);
   }
   write_unit<kRole>(p, tile, unit, sum, out_rows, bias);
 }
@@ -96,6 +147,21 @@ __device__ __forceinline__ int2 share_of_block(const ExpertGemmParams& p, int nu
   }
   return {static_cast<int>(__reduce_min_sync(0xffffffffu, first)),
           static_cast<int>(__reduce_min_sync(0xffffffffu, last))};
+}
+
+// One thread: the group with which the units [share.x, share.y) begin.
+__device__ __forceinline__ void form_group(const ExpertGemmParams& p, const RouteTile* table,
+                                           int2 share, TileGroup& group) {
+  const int tile_idx = share.x / p.layout.num_units;
+  group.tiles[0] = {};
+  group.num_tiles = 0;
+  if (share.x >= share.y) return;
+  group.tiles[0] = tile_entry(p, table, tile_idx);
+  group.num_tiles = 1;
+  const bool more = (tile_idx + 1) * p.layout.num_units < share.y;
+  if (!more || group.tiles[0].count > kHalfRows) return;
+  group.tiles[1] = tile_entry(p, table, tile_idx + 1);
+  if (group.tiles[1].count <= kHalfRows) group.num_tiles = 2;
 }
 
 }  // namespace
@@ -162,9 +228,8 @@ __global__ void __maxnreg__(kMaxRegisters)
   barrier_of_products();
   const int first = share.x;
   const int last = share.y;
-  using Piece = RowPiece<4>;
-  Piece piece;
-  const bool has_piece = warp < Piece::count(p, group);
+  RowPiece piece;
+  const bool has_piece = warp < RowPiece::count(p, group);
   // What the predecessor wrote comes before the weights, which are more.
   if (kRole != GemmRole::kDown && has_piece) {
     piece.load<kRole>(p, group, warp, config.half_rows, row_of_pair);
@@ -201,9 +266,9 @@ __global__ void __maxnreg__(kMaxRegisters)
       }
       barrier_of_products();
     }
-    for (int item = formed ? warp + config.num_warps : warp; item < Piece::count(p, group);
+    for (int item = formed ? warp + config.num_warps : warp; item < RowPiece::count(p, group);
          item += config.num_warps) {
-      Piece next;
+      RowPiece next;
       next.load<kRole>(p, group, item, config.half_rows, row_of_pair);
       next.store<kFormat>(p, group, x, config.row_stride);
     }

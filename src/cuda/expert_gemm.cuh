@@ -1,10 +1,9 @@
 #pragma once
 
 #include "cuda/expert_gemm_kernel.h"
-#include "cuda/gate.cuh"
 #include "cuda/unit_sum.cuh"
 
-// What a warp of an expert product does with one stage of a unit, and with the sum of all of them.
+// What a warp of an expert product does with one stage of a unit.
 
 namespace medley::cuda {
 
@@ -93,61 +92,6 @@ __device__ __forceinline__ void add_stage(UnitSum<kHalves>& sum, uint32_t stage,
   } else {
     add_bf16_stage(sum, stage, x, num_blocks, half_stride);
   }
-}
-
-// Of this lane's two rows.
-__device__ __forceinline__ float2 load_bias(const ExpertGemmParams& p, const RouteTile& tile,
-                                            int unit) {
-  if (p.bias == nullptr) return {};
-  const float* bias =
-      p.bias + (static_cast<int64_t>(tile.expert) * p.layout.num_units + unit) * kUnitRows;
-  const int row = threadIdx.x % kWarpSize / 4;
-  return {bias[row], bias[row + 8]};
-}
-
-template <GemmRole kRole, int kHalves>
-__device__ __forceinline__ void write_unit(const ExpertGemmParams& p, const RouteTile& tile,
-                                           int unit, const UnitSum<kHalves>& sum,
-                                           const int32_t* out_rows, float2 bias) {
-  const int lane = threadIdx.x % kWarpSize;
-#pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int column = h * kHalfRows + lane % 4 * 2 + i;
-      if (column >= tile.count) continue;
-      const float low = sum.value[h][i] + bias.x;
-      const float high = sum.value[h][2 + i] + bias.y;
-      const int64_t offset = static_cast<int64_t>(out_rows[column]) * p.out_size;
-      if constexpr (kRole == GemmRole::kGateUp) {
-        const int row = unit * (kUnitRows / 2) + lane / 4;
-        if (row < p.out_size) {
-          static_cast<__nv_bfloat16*>(p.out)[offset + row] =
-              __float2bfloat16_rn(gate_times_up(p.gate, low, high));
-        }
-      } else if constexpr (kRole == GemmRole::kGateUpRaw) {
-        const int row = unit * (kUnitRows / 2) + lane / 4;
-        if (row < p.out_size) {
-          auto* out = static_cast<__nv_bfloat16*>(p.out) + 2 * offset + row;
-          out[0] = __float2bfloat16_rn(low);
-          out[p.out_size] = __float2bfloat16_rn(high);
-        }
-      } else {
-        const int row = unit * kUnitRows + lane / 4;
-        const auto store = [&](int at, float value) {
-          if (at >= p.out_size) return;
-          static_cast<__nv_bfloat16*>(p.out)[offset + at] = __float2bfloat16_rn(value);
-        };
-        store(row, low);
-        store(row + 8, high);
-      }
-    }
-  }
-}
-
-template <GemmRole kRole>
-__device__ __forceinline__ const uint32_t* shrinks_done(const ExpertGemmParams& p) {
-  return kRole == GemmRole::kDown ? p.routing.down_shrink.done : p.routing.gate_up_shrink.done;
 }
 
 }  // namespace medley::cuda

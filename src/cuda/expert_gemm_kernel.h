@@ -93,8 +93,9 @@ struct ExpertGemmConfig {
   std::string to_string() const;
 };
 
-// Launches `num_blocks` blocks; each takes a contiguous share of all units, equal by cost.
-// The second form is for steps of one row; down's launch has a warp more.
+// Launches `num_blocks` blocks; each takes a contiguous share of all units, equal by cost. The
+// second form is for steps of one row: units are dealt out one by one, and a block has one or two
+// warps more.
 void launch_expert_gemm(GemmRole role, bool lora, const ExpertGemmConfig& config,
                         const ExpertGemmParams& params, int num_blocks, cudaStream_t stream);
 void launch_expert_gemm_row(GemmRole role, bool lora, const ExpertGemmConfig& config,

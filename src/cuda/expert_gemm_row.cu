@@ -1,6 +1,7 @@
 #include "cuda/expert_gemm.cuh"
 #include "cuda/expert_gemm_stream.cuh"
 #include "cuda/expert_row_lora.cuh"
+#include "cuda/gate.cuh"
 #include "cuda/launch.h"
 #include "cuda/there.cuh"
 
@@ -29,8 +30,8 @@ template <StreamFormat kFormat>
 inline constexpr int kMaxRuns =
     (kMaxStageBytes / block_bytes(kFormat) * block_cols(kFormat) + 255) / 256;
 
-// This lane's activations of a stage that begins at `column`: column lane / 4 of an mma stands for
-// the lane / 4-th 32 columns of a run of 256.
+// The first of this lane's eight columns of a run, from the stage's first: column lane / 4 of an
+// mma stands for the lane / 4-th 32 columns of a run of 256.
 __device__ __forceinline__ int lane_column(int run) {
   const int lane = threadIdx.x % kWarpSize;
   return run * 256 + lane / 4 * 32 + lane % 4 * 8;
@@ -221,7 +222,7 @@ __device__ void finish_units(const ExpertGemmParams& p, const float2* sums, Turn
         of_lora = {};
         if (next < turn.num_units && lora.rank_blocks > 0) {
           const RowUnit& unit = turn.units[next];
-          of_lora = multiply_lora(p, lora, unit, shrinks_done<kRole>(p), seen + unit.pair);
+          of_lora = multiply_lora(p, lora, unit, shrink_queue<kRole>(p).done, seen + unit.pair);
         }
       }
       const int i = next - kStep;
@@ -307,11 +308,10 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kRegisters)
     if constexpr (kLora) {
       run_shrinks<kRole, /*kOneRow=*/true, kDown ? kDownShrinkUnroll : kShrinkUnroll>(
           p, shared_address(ready));
-      finish_units<kRole, kLora>(p, sums, turn, seen);
-    } else {
-      if (!kDown) wait_for_predecessor();
-      finish_units<kRole, kLora>(p, sums, turn, seen);
+    } else if (!kDown) {
+      wait_for_predecessor();
     }
+    finish_units<kRole, kLora>(p, sums, turn, seen);
     return;
   }
   const int stage_bytes = p.layout.stage_bytes;

@@ -34,21 +34,6 @@ struct TileGroup {
   int num_tiles;
 };
 
-// One thread: the group with which the units [share.x, share.y) begin.
-__device__ __forceinline__ void form_group(const ExpertGemmParams& p, const RouteTile* table,
-                                           int2 share, TileGroup& group) {
-  const int tile_idx = share.x / p.layout.num_units;
-  group.tiles[0] = {};
-  group.num_tiles = 0;
-  if (share.x >= share.y) return;
-  group.tiles[0] = tile_entry(p, table, tile_idx);
-  group.num_tiles = 1;
-  const bool more = (tile_idx + 1) * p.layout.num_units < share.y;
-  if (!more || group.tiles[0].count > kHalfRows) return;
-  group.tiles[1] = tile_entry(p, table, tile_idx + 1);
-  if (group.tiles[1].count <= kHalfRows) group.num_tiles = 2;
-}
-
 // Called by a warp.
 __device__ __forceinline__ void issue_copy(uint32_t slot, const uint8_t* from, int bytes,
                                            uint32_t barrier) {
@@ -127,8 +112,8 @@ struct Ring {
 
 // A piece of an activation row on its way to shared memory, all its loads under way together. A
 // group's pieces are dealt out among warps.
-template <int kLoads>
 struct RowPiece {
+  static constexpr int kLoads = 4;
   uint4 values[kLoads];
   int place = 0;  // row in shared memory
   int pair = 0;

@@ -105,9 +105,6 @@ struct RankOperands {
   // `s_of_lane`: the tile's first pair, this lane's column, its first rank.
   __device__ void load(const ExpertGemmParams& p, const RankBlock& block, int unit,
                        const __nv_bfloat16* s_of_lane) {
-    const auto load_s = [](const __nv_bfloat16* from) {
-      return *reinterpret_cast<const uint2*>(from);
-    };
     const int lane = threadIdx.x % kWarpSize;
     b = load_once(block.b + static_cast<int64_t>(unit) * block.unit_bytes + lane * 16);
     two_a = block.up_offset != 0;
@@ -117,8 +114,8 @@ struct RankOperands {
       if (column < block.begin || column >= block.end) continue;
       const __nv_bfloat16* from =
           s_of_lane + static_cast<int64_t>(h) * kHalfRows * p.s_stride + block.s_offset;
-      s[h] = load_s(from);
-      if (two_a) up[h] = load_s(from + block.up_offset);
+      s[h] = *reinterpret_cast<const uint2*>(from);
+      if (two_a) up[h] = *reinterpret_cast<const uint2*>(from + block.up_offset);
     }
   }
   // Where gate and up share the unit and have an A each, rows 0-7 take gate's s and 8-15 up's.

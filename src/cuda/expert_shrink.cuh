@@ -23,6 +23,11 @@ inline constexpr int kMaxNextSegments = 64;
 template <GemmRole kRole, bool kOneRow>
 inline constexpr bool kPairByPair = kOneRow && kRole == GemmRole::kDown;
 
+template <GemmRole kRole>
+__device__ __forceinline__ const ShrinkQueue& shrink_queue(const ExpertGemmParams& p) {
+  return kRole == GemmRole::kDown ? p.routing.down_shrink : p.routing.gate_up_shrink;
+}
+
 __device__ __forceinline__ int shrink_thread() { return threadIdx.x % kShrinkThreads; }
 __device__ __forceinline__ void shrink_barrier() { named_barrier(/*id=*/2, kShrinkThreads); }
 
@@ -204,8 +209,7 @@ __device__ __forceinline__ void run_shrinks(const ExpertGemmParams& p, uint32_t 
   __shared__ ShrinkShare of_all;
   ShrinkShare of_thread;
   ShrinkShare& share = *(kOneRow ? &of_all : &of_thread);
-  const ShrinkQueue& queue =
-      kRole == GemmRole::kDown ? p.routing.down_shrink : p.routing.gate_up_shrink;
+  const ShrinkQueue& queue = shrink_queue<kRole>(p);
   // Thread 0, then all.
   const auto take = [&](uint32_t next) {
     taken = next;

@@ -92,7 +92,7 @@ __device__ __forceinline__ uint32_t load_published(const RouteParams& p) {
   return load_relaxed_4(p.routing.row_experts + threadIdx.x);
 }
 
-// Lane i: the i-th expert of the row, once the last row's have been reset.
+// Lane i: the expert of choice i and its position, once the last row's have been reset.
 __device__ __forceinline__ void publish(const RouteParams& p, int expert, int position,
                                         uint32_t published) {
   for (uint32_t polls = 0; __any_sync(0xffffffffu, published != kNotThere); ++polls) {

@@ -1,5 +1,5 @@
 #include "cuda/add_norm.cuh"
-#include "cuda/expert_gemm.cuh"
+#include "cuda/gate.cuh"
 #include "cuda/launch.h"
 #include "cuda/primitives.cuh"
 #include "cuda/split_lora_kernel.h"

@@ -154,6 +154,15 @@ class ShrinksWhileMultiplying : public Moe {
     layer.adapter(0, {.gate_up_rank = 32, .down_rank = 16}).adapter_of_row({0});
     return layer;
   }
+  // All but one multiprocessor are taken.
+  static void compare_beside_hog(MoeTester layer) {
+    cuda::CudaStream other;
+    layer
+        .before_running([&](cuda::Context& context) {
+          launch_hog(context.num_sms - 1, /*milliseconds=*/20, cuda::cuda_stream(other));
+        })
+        .compare();
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Formats, ShrinksWhileMultiplying,
                          ::testing::Values(WeightFormat::kFloat, WeightFormat::kMxfp4),
@@ -175,20 +184,10 @@ TEST_P(ShrinksWhileMultiplying, GridOfTwiceWhatFits) {
   layer().before_running([](cuda::Context& context) { context.num_sms *= 2; }).compare();
 }
 TEST_P(ShrinksWhileMultiplying, AnotherKernelHasNearlyAllMultiprocessors) {
-  cuda::CudaStream other;
-  layer()
-      .before_running([&](cuda::Context& context) {
-        launch_hog(context.num_sms - 1, /*milliseconds=*/20, cuda::cuda_stream(other));
-      })
-      .compare();
+  compare_beside_hog(layer());
 }
 TEST_P(ShrinksWhileMultiplying, AnotherKernelHasNearlyAllMultiprocessorsOfOneRow) {
-  cuda::CudaStream other;
-  one_row()
-      .before_running([&](cuda::Context& context) {
-        launch_hog(context.num_sms - 1, /*milliseconds=*/20, cuda::cuda_stream(other));
-      })
-      .compare();
+  compare_beside_hog(one_row());
 }
 TEST_P(ShrinksWhileMultiplying, LateSharesChangeNothing) {
   Side cuda = Side::cuda();
