@@ -7,8 +7,6 @@
 namespace medley::cuda {
 namespace {
 
-constexpr int kMaxSlots = 8;
-constexpr int kMinSlots = 2;
 constexpr int kWarpCounts[] = {16, 12, 8, 4};
 constexpr int kMaxThreads = 512;
 
@@ -18,19 +16,17 @@ constexpr size_t kGateUpBesideDown = size_t{132} * 1024;
 constexpr size_t kDownBesideGateUp = size_t{78} * 1024;
 constexpr int kMaxLoraDownWarps = 8;  // beside those that shrink, as registers allow
 
-// The most warps, `others` of which have no ring, that still get two slots each beside `beside`
-// bytes, then the most slots; false if there is no room.
+// The most warps whose rings, which `others` of them lack, fit beside `beside` bytes; false if
+// there is no room.
 bool fit_rings(const ExpertGemmProblem& problem, int max_warps, int others, size_t beside,
-               size_t limit, int max_slots, ExpertGemmConfig& config) {
+               size_t limit, ExpertGemmConfig& config) {
   for (const int warps : kWarpCounts) {
-    if (warps > max_warps) continue;
     const int threads = 32 * (warps + (problem.lora ? kShrinkWarps : 0));
-    const size_t slot_of_each = static_cast<size_t>(warps - others) * config.slot_bytes;
-    if (threads > kMaxThreads || beside + kMinSlots * slot_of_each > limit) continue;
+    const size_t bytes =
+        beside + static_cast<size_t>(warps - others) * kRingSlots * config.slot_bytes;
+    if (warps > max_warps || threads > kMaxThreads || bytes > limit) continue;
     config.num_warps = warps - others;
-    config.num_slots =
-        static_cast<int>(std::min<size_t>((limit - beside) / slot_of_each, max_slots));
-    config.shared_bytes = beside + config.num_slots * slot_of_each;
+    config.shared_bytes = bytes;
     return true;
   }
   return false;
@@ -43,8 +39,6 @@ bool fit_one_row(const ExpertGemmProblem& problem, ExpertGemmConfig& config) {
     return false;
   }
   const int max_warps = down && problem.lora ? kMaxLoraDownWarps : kWarpCounts[0];
-  // Beside deeper rings whatever an adapter reads comes late.
-  const int max_slots = problem.lora ? kMinSlots : kFewRowsSlots;
   // One watches for activations, one finishes units.
   const int others = (down ? 1 : 0) + (problem.lora ? 0 : 1);
   const size_t budget = down ? kDownBesideGateUp : kGateUpBesideDown;
@@ -55,7 +49,7 @@ bool fit_one_row(const ExpertGemmProblem& problem, ExpertGemmConfig& config) {
   const auto num_stages = static_cast<size_t>(problem.layout.num_stages);
   for (int units = std::min(units_of_block, kMaxTurnUnits); units > 0; units /= 2) {
     const size_t beside = x_bytes + units * num_stages * kStageSums * 2 * sizeof(float);
-    if (!fit_rings(problem, max_warps, others, beside, limit, max_slots, config)) continue;
+    if (!fit_rings(problem, max_warps, others, beside, limit, config)) continue;
     config.turn_units = units;
     config.x_bytes = static_cast<int>(x_bytes);
     config.shrink_ranges =
@@ -70,7 +64,7 @@ bool fit_one_row(const ExpertGemmProblem& problem, ExpertGemmConfig& config) {
 
 std::string ExpertGemmConfig::to_string() const {
   return fmt::format("expert_gemm(warps={}, slots={} x {} bytes, row_stride={}, shared={})",
-                     num_warps, num_slots, slot_bytes, row_stride, shared_bytes);
+                     num_warps, kRingSlots, slot_bytes, row_stride, shared_bytes);
 }
 
 Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
@@ -83,13 +77,13 @@ Result<ExpertGemmConfig> select_expert_gemm(const ExpertGemmProblem& problem) {
   const int row_bytes = problem.layout.padded_cols * 2;
   config.row_stride = (row_bytes + 127) / 128 * 128 + (row_bytes % 128 == 64 ? -64 : 64);
   config.slot_bytes = (problem.layout.stage_bytes + 15) / 16 * 16;
+  config.row_pieces = (problem.in_size * 2 + kRowPieceBytes - 1) / kRowPieceBytes;
   config.half_rows = std::min(problem.max_tile_rows, kTileRows / 2);
   config.x_bytes = 2 * config.half_rows * config.row_stride;
   config.max_pairs = problem.max_pairs;
   if (fit_one_row(problem, config)) return config;
-  const int max_slots = problem.max_tile_rows <= 2 ? kFewRowsSlots : kMaxSlots;
   if (fit_rings(problem, kWarpCounts[0], /*others=*/0, config.x_bytes, problem.shared_limit,
-                max_slots, config)) {
+                config)) {
     return config;
   }
   return unsupported(fmt::format(

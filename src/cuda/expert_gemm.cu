@@ -7,7 +7,6 @@
 namespace medley::cuda {
 namespace {
 
-constexpr int kMaxSlots = 8;
 constexpr int kThreadsPerBlock = 512;
 constexpr int kMaxRegisters = 128;
 // The first pairs' rows are kept in shared memory.
@@ -65,32 +64,36 @@ __device__ __forceinline__ void write_unit(const ExpertGemmParams& p, const Rout
   }
 }
 
+// A unit of the group's first or second tile, whose activations are in shared memory at `x`.
 template <StreamFormat kFormat, GemmRole kRole, bool kLora, int kHalves>
-__device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const RouteTile& tile, int unit,
-                                         uint32_t x, int row_stride, int half_rows,
-                                         const int32_t* out_rows, TileLora* lora, Ring& ring,
-                                         Producer& producer) {
+__device__ __forceinline__ void run_unit(const ExpertGemmParams& p, const ExpertGemmConfig& config,
+                                         const TileGroup& group, int second, int unit, uint32_t x,
+                                         TileLora* loras, Ring& ring, Producer& producer) {
+  const RouteTile& tile = group.tiles[second];
+  const int first_row = group.first_row[second];
+  const int max_rows = 2 * config.half_rows - first_row;
   const int lane = threadIdx.x % kWarpSize;
   float2 bias = {};
   constexpr bool kEarlyBias = !kLora && kRole != GemmRole::kGateUpRaw;  // as registers allow
   if constexpr (kEarlyBias) bias = load_bias(p, tile, unit);
-  if constexpr (kLora) prefetch_b(*lora, unit);
+  if constexpr (kLora) prefetch_b(loras[second], unit);
   UnitSum<kHalves> sum;
-  const uint32_t lane_x = x + min(lane / 4, half_rows - 1) * row_stride + lane % 4 * 16;
+  const uint32_t lane_x =
+      x + (first_row + min(lane / 4, max_rows - 1)) * config.row_stride + lane % 4 * 16;
   const int stage_x_bytes = p.layout.stage_blocks * block_cols(kFormat) * 2;
   for (int stage = 0; stage < p.layout.num_stages; ++stage) {
     add_stage<kFormat, (kLora && kHalves == 2 ? 3 : kUnroll)>(
         sum, ring.wait(), lane_x + stage * stage_x_bytes, p.layout.stage_blocks,
-        kHalfRows * row_stride);
+        kHalfRows * config.row_stride);
     __syncwarp();
     producer.issue(ring.address(ring.slot), ring.barrier(ring.slot));
     ring.advance();
   }
   if constexpr (!kEarlyBias) bias = load_bias(p, tile, unit);
   if constexpr (kLora) {
-    add_lora(sum, p, tile, *lora, shrink_queue<kRole>(p).done, unit);
+    add_lora(sum, p, tile, loras[second], shrink_queue<kRole>(p).done, unit);
   }
-  write_unit<kRole>(p, tile, unit, sum, out_rows, bias);
+  write_unit<kRole>(p, tile, unit, sum, group.out_rows + group.first_row[second], bias);
 }
 
 // A unit's cost in 24ths of one of a base tile: more than kHalfRows rows take half as long again,
@@ -100,6 +103,13 @@ __device__ __forceinline__ int unit_cost(const RouteTile& tile) {
   return (tile.count > kHalfRows ? 36 : 24) + (kLora ? tile.segment_count : 0);
 }
 
+// What a tile costs besides its units. One of more than kHalfRows rows mostly is a group of its
+// own, for which all warps wait for each other and, with adapters, for its list of rank blocks.
+template <bool kLora>
+__device__ __forceinline__ int group_cost(const RouteTile& tile) {
+  return kLora && tile.count > kHalfRows ? 10 * 24 : 0;
+}
+
 // The block's share [first, last) of all units, equal by cost. Called by a whole warp; `mine`: tile
 // `lane`.
 template <bool kLora>
@@ -107,42 +117,51 @@ __device__ __forceinline__ int2 share_of_block(const ExpertGemmParams& p, int nu
                                                const RouteTile& mine) {
   const int num_units = p.layout.num_units;
   const int lane = threadIdx.x % kWarpSize;
-  int total = 0;
-  const auto cost_of = [&](int tile_idx) {
-    if (tile_idx >= num_tiles) return 0;
-    return unit_cost<kLora>(tile_idx == lane ? mine : load_tile_entry(p, tile_idx));
+  struct Cost {
+    int unit = 0;   // 0: no tile
+    int group = 0;  // before the first unit
+    int all = 0;
   };
-  for (int i = lane; i < num_tiles; i += kWarpSize) total += cost_of(i);
+  const auto cost_of = [&](int tile_idx) -> Cost {
+    if (tile_idx >= num_tiles) return {};
+    const RouteTile tile = tile_idx == lane ? mine : load_tile_entry(p, tile_idx);
+    const int unit = unit_cost<kLora>(tile);
+    const int group = group_cost<kLora>(tile);
+    return {unit, group, group + unit * num_units};
+  };
+  int total = 0;
+  for (int i = lane; i < num_tiles; i += kWarpSize) total += cost_of(i).all;
   total = __reduce_add_sync(0xffffffffu, total);
   const auto num_blocks = static_cast<int>(gridDim.x);
-  const int each_block = total * num_units / num_blocks;
-  const int left = total * num_units % num_blocks;
+  const int each_block = total / num_blocks;
+  const int left = total % num_blocks;
   const auto cost_before = [&](int block) {
     return each_block * block + left * block / num_blocks;
   };
   const int begin = cost_before(static_cast<int>(blockIdx.x));
   const int end = cost_before(static_cast<int>(blockIdx.x) + 1);
-  // A share begins with the first unit whose cost begins at or after `begin`.
+  // A share begins with the first unit whose cost begins at or after `begin`; a tile's first unit
+  // begins with the tile's.
   int first = num_tiles * num_units;
   int last = first;
   int before = 0;
   for (int base = 0; base < num_tiles; base += kWarpSize) {
     const int tile_idx = base + lane;
-    const int each = cost_of(tile_idx);
-    int through = each * num_units;
+    const Cost cost = cost_of(tile_idx);
+    int through = cost.all;
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
       const int other = __shfl_up_sync(0xffffffffu, through, offset);
       if (lane >= offset) through += other;
     }
-    const int start = before + through - each * num_units;
-    const int last_start = start + each * (num_units - 1);
-    if (each > 0 && begin <= last_start) {
-      first = min(first, tile_idx * num_units + max(0, begin - start + each - 1) / each);
-    }
-    if (each > 0 && end <= last_start) {
-      last = min(last, tile_idx * num_units + max(0, end - start + each - 1) / each);
-    }
+    const int start = before + through - cost.all;
+    const auto find = [&](int at, int& unit_idx) {
+      int unit = 0;
+      if (at > start) unit = max(1, (at - start - cost.group + cost.unit - 1) / max(cost.unit, 1));
+      if (cost.unit > 0 && unit < num_units) unit_idx = min(unit_idx, tile_idx * num_units + unit);
+    };
+    find(begin, first);
+    find(end, last);
     before += __shfl_sync(0xffffffffu, through, kWarpSize - 1);
   }
   return {static_cast<int>(__reduce_min_sync(0xffffffffu, first)),
@@ -151,17 +170,30 @@ __device__ __forceinline__ int2 share_of_block(const ExpertGemmParams& p, int nu
 
 // One thread: the group with which the units [share.x, share.y) begin.
 __device__ __forceinline__ void form_group(const ExpertGemmParams& p, const RouteTile* table,
-                                           int2 share, TileGroup& group) {
-  const int tile_idx = share.x / p.layout.num_units;
+                                           int2 share, int max_rows, TileGroup& group) {
+  const int num_units = p.layout.num_units;
+  const int tile_idx = share.x / num_units;
   group.tiles[0] = {};
   group.num_tiles = 0;
+  group.end = share.y;
   if (share.x >= share.y) return;
+  const int next_tile = (tile_idx + 1) * num_units;
   group.tiles[0] = tile_entry(p, table, tile_idx);
   group.num_tiles = 1;
-  const bool more = (tile_idx + 1) * p.layout.num_units < share.y;
-  if (!more || group.tiles[0].count > kHalfRows) return;
-  group.tiles[1] = tile_entry(p, table, tile_idx + 1);
-  if (group.tiles[1].count <= kHalfRows) group.num_tiles = 2;
+  group.first_unit[0] = next_tile - num_units;
+  group.first_unit[1] = next_tile;
+  group.first_row[0] = 0;
+  if (next_tile >= share.y) return;
+  group.end = next_tile;
+  const RouteTile second = tile_entry(p, table, tile_idx + 1);
+  const int count = group.tiles[0].count;
+  if (count + second.count > max_rows) return;
+  group.tiles[1] = second;
+  group.num_tiles = 2;
+  // Only the one of fewer rows, kHalfRows at most, may lie behind the other.
+  group.first_row[0] = count < second.count ? second.count : 0;
+  group.first_row[1] = count < second.count ? 0 : count;
+  group.end = min(share.y, next_tile + num_units);
 }
 
 }  // namespace
@@ -171,7 +203,7 @@ __global__ void __maxnreg__(kMaxRegisters)
     expert_gemm_kernel(const __grid_constant__ ExpertGemmParams p,
                        const __grid_constant__ ExpertGemmConfig config) {
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ __align__(8) uint64_t barriers[kThreadsPerBlock / kWarpSize * kMaxSlots];
+  __shared__ __align__(8) uint64_t barriers[kThreadsPerBlock / kWarpSize * kRingSlots];
   __shared__ TileGroup group;
   __shared__ RouteTile table[kTableTiles];
   __shared__ int32_t table_rows[kRole == GemmRole::kDown ? 1 : kTablePairs];
@@ -179,7 +211,8 @@ __global__ void __maxnreg__(kMaxRegisters)
   __shared__ int2 share;  // of all units
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  const int ring_bytes = config.num_slots * config.slot_bytes;
+  const int max_rows = 2 * config.half_rows;
+  const int ring_bytes = kRingSlots * config.slot_bytes;
   uint8_t* x = shared + config.num_warps * ring_bytes;
 
   if (kLora && warp >= config.num_warps) {
@@ -194,8 +227,8 @@ __global__ void __maxnreg__(kMaxRegisters)
     }
   };
   // A warp's barriers are its own.
-  if (lane < config.num_slots) {
-    barrier_init(shared_address(barriers + warp * config.num_slots + lane), 1);
+  if (lane < kRingSlots) {
+    barrier_init(shared_address(barriers + warp * kRingSlots + lane), 1);
   }
   barrier_init_fence();
   __syncwarp();
@@ -213,7 +246,7 @@ __global__ void __maxnreg__(kMaxRegisters)
     if (lane == 0) {
       share = found;
       loras[0].listed = loras[kLora].listed = 0;
-      form_group(p, table, found, group);
+      form_group(p, table, found, max_rows, group);
     }
   }
   if (kRole != GemmRole::kDown && warp > 0) {
@@ -229,70 +262,61 @@ __global__ void __maxnreg__(kMaxRegisters)
   const int first = share.x;
   const int last = share.y;
   RowPiece piece;
-  const bool has_piece = warp < RowPiece::count(p, group);
+  const bool has_piece = warp < RowPiece::count(config, group);
   // What the predecessor wrote comes before the weights, which are more.
   if (kRole != GemmRole::kDown && has_piece) {
-    piece.load<kRole>(p, group, warp, config.half_rows, row_of_pair);
+    piece.load<kRole>(p, config, group, warp, row_of_pair);
   }
   Ring ring = {.slots = shared_address(shared) + warp * ring_bytes,
-               .barriers = shared_address(barriers + warp * config.num_slots),
-               .slot_bytes = config.slot_bytes,
-               .num_slots = config.num_slots};
+               .barriers = shared_address(barriers + warp * kRingSlots),
+               .slot_bytes = config.slot_bytes};
   Producer producer(p, table, {first, last}, warp, config.num_warps);
-  for (int i = 0; i < ring.num_slots; ++i) {
+  for (int i = 0; i < kRingSlots; ++i) {
     producer.issue(ring.address(i), ring.barrier(i));
   }
   if (p.routed_before_predecessor) wait_for_predecessor();
   launch_dependents();
   if (kRole == GemmRole::kDown && has_piece) {
-    piece.load<kRole>(p, group, warp, config.half_rows, row_of_pair);
+    piece.load<kRole>(p, config, group, warp, row_of_pair);
   }
   if (has_piece) piece.store<kFormat>(p, group, x, config.row_stride);
   const int padding = p.layout.padded_cols - p.in_size;
-  for (int i = threadIdx.x; i < 2 * config.half_rows * padding; i += config.num_warps * kWarpSize) {
+  for (int i = threadIdx.x; i < max_rows * padding; i += config.num_warps * kWarpSize) {
     const int at = i / padding * config.row_stride + (p.in_size + i % padding) * 2;
     *reinterpret_cast<uint16_t*>(x + at) = 0;
   }
+  if (first >= last) return;
   int unit = first + warp;
-  bool formed = true;  // the group and its first pieces
-  for (int begin = first; begin < last;) {
-    const int tile_idx = begin / p.layout.num_units;
-    const int next_tile = (tile_idx + 1) * p.layout.num_units;
+  for (bool formed = true;; formed = false) {  // the group and its first pieces
     if (!formed) {
       barrier_of_products();
       if (threadIdx.x == 0) {
         loras[0].listed = loras[kLora].listed = 0;
-        form_group(p, table, {begin, last}, group);
+        form_group(p, table, {group.end, share.y}, max_rows, group);
       }
       barrier_of_products();
     }
-    for (int item = formed ? warp + config.num_warps : warp; item < RowPiece::count(p, group);
+    for (int item = warp + (formed ? config.num_warps : 0); item < RowPiece::count(config, group);
          item += config.num_warps) {
       RowPiece next;
-      next.load<kRole>(p, group, item, config.half_rows, row_of_pair);
+      next.load<kRole>(p, config, group, item, row_of_pair);
       next.store<kFormat>(p, group, x, config.row_stride);
     }
     barrier_of_products();
     // The last warp has the fewest units.
     if (kLora && warp == config.num_warps - 1) list_rank_blocks(p, group, loras);
-    const int end = min(last, next_tile + (group.num_tiles - 1) * p.layout.num_units);
-    for (; unit < end; unit += config.num_warps) {
-      const int second = unit >= next_tile;
-      const RouteTile& tile = group.tiles[second];
-      const int unit_in_matrix = unit - (tile_idx + second) * p.layout.num_units;
-      const uint32_t tile_x = shared_address(x) + second * config.half_rows * config.row_stride;
-      const int32_t* out_rows = group.out_rows + second * config.half_rows;
-      if (tile.count > kHalfRows) {
-        run_unit<kFormat, kRole, kLora, 2>(p, tile, unit_in_matrix, tile_x, config.row_stride,
-                                           kHalfRows, out_rows, loras + second, ring, producer);
+    for (; unit < group.end; unit += config.num_warps) {
+      const int second = unit >= group.first_unit[1];
+      const int unit_in_matrix = unit - group.first_unit[second];
+      if (group.tiles[second].count > kHalfRows) {
+        run_unit<kFormat, kRole, kLora, 2>(p, config, group, second, unit_in_matrix,
+                                           shared_address(x), loras, ring, producer);
       } else {
-        run_unit<kFormat, kRole, kLora, 1>(p, tile, unit_in_matrix, tile_x, config.row_stride,
-                                           config.half_rows, out_rows, loras + second, ring,
-                                           producer);
+        run_unit<kFormat, kRole, kLora, 1>(p, config, group, second, unit_in_matrix,
+                                           shared_address(x), loras, ring, producer);
       }
     }
-    begin = end;
-    formed = false;
+    if (group.end >= share.y) return;
   }
 }
 

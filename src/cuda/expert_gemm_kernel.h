@@ -72,18 +72,21 @@ inline constexpr int kStageSums = 8;
 // so many, and whoever needs s adds up what they make of it.
 inline constexpr int kMaxShrinkRanges = 6;
 
-// Slots of a warp's ring for so few rows, at most: more take longer to be asked for than they save.
-inline constexpr int kFewRowsSlots = 4;
+// Slots of a warp's ring: more make every batch slower.
+inline constexpr int kRingSlots = 2;
+
+// Of an activation row, as a warp copies it to shared memory.
+inline constexpr int kRowPieceBytes = 2048;
 
 // How a product is laid over an SM: one block, `num_warps` independent warps, each with a ring of
-// `num_slots` stages.
+// kRingSlots stages.
 struct ExpertGemmConfig {
   int max_pairs = 0;  // of the step
   int num_warps = 0;
-  int num_slots = 0;
   int slot_bytes = 0;
   int half_rows = 0;   // activation rows in shared memory are 2 halves of this many
   int row_stride = 0;  // bytes of each
+  int row_pieces = 0;  // in which each is copied
   int x_bytes = 0;     // of all of them
   // launch_expert_gemm_row's: units whose stages are spread over the warps at a time. 0: a warp
   // takes whole units.

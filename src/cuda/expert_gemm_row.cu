@@ -276,7 +276,7 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kRegisters)
   constexpr int kRuns = kMaxRuns<kFormat>;
   static_assert(kRuns <= 2);
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ __align__(8) uint64_t barriers[kMaxWarps * kFewRowsSlots];
+  __shared__ __align__(8) uint64_t barriers[kMaxWarps * kRingSlots];
   __shared__ __align__(8) uint64_t ready[kDown ? kMaxRowPairs : 1];  // a pair's activations
   __shared__ Turn turn;
   __shared__ int32_t seen[kLora ? kMaxRowPairs : 1];
@@ -284,15 +284,14 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kRegisters)
   const int num_warps = config.num_warps;
   // Of those that multiply; below zero those that shrink.
   const int warp = static_cast<int>(threadIdx.x / kWarpSize) - (kLora ? kShrinkWarps : 0);
-  const int num_slots = config.num_slots;
   const int num_stages = p.layout.num_stages;
-  const int rings_bytes = num_warps * num_slots * config.slot_bytes;
+  const int rings_bytes = num_warps * kRingSlots * config.slot_bytes;
   auto* sums = reinterpret_cast<float2*>(shared + rings_bytes + config.x_bytes);
-  Ring ring = {.slots = shared_address(shared) + warp * num_slots * config.slot_bytes,
-               .barriers = shared_address(barriers + warp * num_slots),
-               .slot_bytes = config.slot_bytes,
-               .num_slots = num_slots};
-  if (warp >= 0 && warp < num_warps && lane < num_slots) barrier_init(ring.barrier(lane), 1);
+  Ring ring = {.slots = shared_address(shared) + warp * kRingSlots * config.slot_bytes,
+               .barriers = shared_address(barriers + warp * kRingSlots),
+               .slot_bytes = config.slot_bytes};
+
+  if (warp >= 0 && warp < num_warps && lane < kRingSlots) barrier_init(ring.barrier(lane), 1);
   if (warp == num_warps - 1) {
     turn.init(num_warps, kLora ? kShrinkWarps : 1, num_stages);
     if (kDown) barrier_init(shared_address(ready + lane), 1);
@@ -339,9 +338,9 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kRegisters)
     // With LoRA down's weights would stand in the way of what gate_up's adapter still reads.
     if (kDown && kLora && count > 0) barrier_wait(shared_address(ready + turn.units[0].pair), 0);
 #pragma unroll 1
-    for (int i = 0; i < num_slots; ++i) {
+    for (int i = 0; i < kRingSlots; ++i) {
       issue(warp + i * num_warps,
-            ring.slot + i < num_slots ? ring.slot + i : ring.slot + i - num_slots);
+            ring.slot + i < kRingSlots ? ring.slot + i : ring.slot + i - kRingSlots);
     }
     if (!kDown && first) {
       wait_for_predecessor();
@@ -396,7 +395,7 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kRegisters)
       if (lane % 4 == 0) sums[stage * kStageSums + lane / 4] = sum;
       __syncwarp();
       if (lane == 0) barrier_arrive(shared_address(turn.unit_ready + unit));
-      issue(stage + num_slots * num_warps, ring.slot);
+      issue(stage + kRingSlots * num_warps, ring.slot);
       ring.advance();
     }
     if (turn.is_last) return;

@@ -26,12 +26,15 @@ __device__ __forceinline__ RouteTile tile_entry(const ExpertGemmParams& p, const
   return tile_idx < kTableTiles ? table[tile_idx] : load_tile_entry(p, tile_idx);
 }
 
-// The one or two tiles whose activations are in shared memory together: one of up to 16 rows, or
-// two of up to 8. Two tiles spare the warps a barrier in between.
+// The one or two tiles whose activations, of up to kTileRows rows together, are in shared memory at
+// a time. Two tiles spare the warps a barrier in between.
 struct TileGroup {
   RouteTile tiles[2];
-  int32_t out_rows[kTileRows];  // by place: a second tile's rows begin at half_rows
+  int32_t first_unit[2];  // of all units
+  int32_t first_row[2];   // in shared memory
+  int32_t out_rows[kTileRows];
   int num_tiles;
+  int end;  // the block's units of the group end here
 };
 
 // Called by a warp.
@@ -92,7 +95,6 @@ struct Ring {
   uint32_t slots;
   uint32_t barriers;
   int slot_bytes;
-  int num_slots;
   int slot = 0;
   uint32_t parity = 0;
 
@@ -103,7 +105,7 @@ struct Ring {
     return address(slot);
   }
   __device__ void advance() {
-    if (++slot == num_slots) {
+    if (++slot == kRingSlots) {
       slot = 0;
       parity ^= 1;
     }
@@ -113,30 +115,27 @@ struct Ring {
 // A piece of an activation row on its way to shared memory, all its loads under way together. A
 // group's pieces are dealt out among warps.
 struct RowPiece {
-  static constexpr int kLoads = 4;
+  static constexpr int kLoads = kRowPieceBytes / (16 * kWarpSize);
   uint4 values[kLoads];
   int place = 0;  // row in shared memory
   int pair = 0;
   int first = 0;  // vector of 8 values
 
-  __device__ static int count(const ExpertGemmParams& p, const TileGroup& group) {
+  __device__ static int count(const ExpertGemmConfig& config, const TileGroup& group) {
     const int rows = group.tiles[0].count + (group.num_tiles == 2 ? group.tiles[1].count : 0);
-    return rows * per_row(p);
-  }
-  __device__ static int per_row(const ExpertGemmParams& p) {
-    return (p.in_size / 8 + kLoads * kWarpSize - 1) / (kLoads * kWarpSize);
+    return rows * config.row_pieces;
   }
 
   template <GemmRole kRole, class RowOfPair>
-  __device__ void load(const ExpertGemmParams& p, const TileGroup& group, int item, int half_rows,
-                       const RowOfPair& row_of_pair) {
-    const int row = item / per_row(p);
+  __device__ void load(const ExpertGemmParams& p, const ExpertGemmConfig& config,
+                       const TileGroup& group, int item, const RowOfPair& row_of_pair) {
+    const int row = item / config.row_pieces;
     const int first_count = group.tiles[0].count;
     const bool second = row >= first_count;
     const int column = second ? row - first_count : row;
     pair = group.tiles[second].begin + column;
-    place = (second ? half_rows : 0) + column;
-    first = (item - row * per_row(p)) * kLoads * kWarpSize + threadIdx.x % kWarpSize;
+    place = group.first_row[second] + column;
+    first = (item - row * config.row_pieces) * kLoads * kWarpSize + threadIdx.x % kWarpSize;
     const int64_t from = kRole == GemmRole::kDown ? pair : row_of_pair(pair);
     const auto* source = reinterpret_cast<const uint4*>(p.x + from * p.in_size);
 #pragma unroll

@@ -43,8 +43,7 @@ TEST(SelectExpertGemm, FitsAndKeepsRowsOffEachOthersBanks) {
         EXPECT_LE(config->shared_bytes, kLimit) << config->to_string();
         EXPECT_EQ(config->row_stride % 128, 64) << config->to_string();
         EXPECT_GE(config->row_stride, in_size * 2) << config->to_string();
-        EXPECT_GE(config->num_slots, 2) << config->to_string();
-        EXPECT_LE(config->num_slots, 8) << config->to_string();
+        EXPECT_GE(config->num_warps, 1) << config->to_string();
       }
     }
   }

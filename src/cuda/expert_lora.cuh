@@ -59,8 +59,7 @@ __device__ __forceinline__ void list_rank_blocks(const ExpertGemmParams& p, cons
   const RouteTile& tile = group.tiles[place];
   const bool active = place < group.num_tiles && i < tile.segment_count;
   int num_blocks = 0;
-  RankBlock block;
-  if (active) block = first_rank_block(p, tile, tile.segment_begin + i, num_blocks);
+  if (active) first_rank_block(p, tile, tile.segment_begin + i, num_blocks);
   int through = num_blocks;
 #pragma unroll
   for (int offset = 1; offset < kTileRows; offset *= 2) {
@@ -74,9 +73,12 @@ __device__ __forceinline__ void list_rank_blocks(const ExpertGemmParams& p, cons
     lora.num_blocks = fits ? total : -1;
     lora.seen = 0;
   }
-  for (int j = through - num_blocks; fits && j < through; ++j) {
-    lora.blocks[j] = block;
-    advance(block);
+  if (fits && active) {
+    RankBlock block = first_rank_block(p, tile, tile.segment_begin + i, num_blocks);
+    for (int j = through - num_blocks; j < through; ++j) {
+      lora.blocks[j] = block;
+      advance(block);
+    }
   }
   __threadfence_block();
   __syncwarp();

@@ -42,6 +42,28 @@ TEST_P(Moe, ThreeRowsOnOneExpertAndSixtyOnAnother) {
   wanted.insert(wanted.end(), 3, {0});
   tester().experts(4, 1).rows(std::move(wanted)).compare();
 }
+// One block, or a few, takes tiles whose activations fit beside each other, the larger one first or
+// second, and tiles whose do not.
+TEST_P(Moe, TilesThatShareABlock) {
+  const std::vector<int> rows_of_expert = {12, 3, 3, 12, 8, 8, 9, 7};
+  std::vector<std::vector<int>> wanted;
+  std::vector<int32_t> adapters;
+  for (int expert = 0; expert < 8; ++expert) {
+    for (int i = 0; i < rows_of_expert[expert]; ++i) {
+      wanted.push_back({expert});
+      adapters.push_back(i % 4 == 0 ? kNoAdapter : 1 + i % 2);
+    }
+  }
+  for (const int num_sms : {1, 3}) {
+    for (const bool lora : {false, true}) {
+      MoeTester layer = tester();
+      layer.hidden(256).inner(192).experts(8, 1).rows(wanted);
+      if (lora) layer.adapter(1, {}).adapter(2, {.gate_up_rank = 40}).adapter_of_row(adapters);
+      layer.before_running([num_sms](cuda::Context& context) { context.num_sms = num_sms; });
+      layer.compare();
+    }
+  }
+}
 TEST_P(Moe, EmptyExpertsBetween) {
   tester().experts(16, 2).hidden(128).rows({{1, 9}, {9, 14}, {1, 14}}).compare();
 }
