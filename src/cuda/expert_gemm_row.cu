@@ -37,17 +37,6 @@ __device__ __forceinline__ int lane_column(int run) {
   return run * 256 + lane / 4 * 32 + lane % 4 * 8;
 }
 
-template <StreamFormat kFormat>
-__device__ __forceinline__ uint4 shifted(uint4 x) {
-  if constexpr (kFormat == StreamFormat::kMxfp4) {
-    const __nv_bfloat162 shift = __float2bfloat162_rn(ldexpf(1.0f, kActivationShift));
-    auto* pairs = reinterpret_cast<__nv_bfloat162*>(&x);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) pairs[k] = __hmul2(pairs[k], shift);
-  }
-  return x;
-}
-
 // Adds one kMxfp4 block, the `in_run`-th of its run. Each mma multiplies 32 columns with all of an
 // mma's columns, and only the lanes whose columns stand for those 32 add what comes out.
 __device__ __forceinline__ void add_row_block(float (&sum)[4], uint32_t codes, uint4 x,
@@ -290,7 +279,6 @@ __global__ void __maxnreg__(kLora ? kLoraRegisters : kRegisters)
   Ring ring = {.slots = shared_address(shared) + warp * kRingSlots * config.slot_bytes,
                .barriers = shared_address(barriers + warp * kRingSlots),
                .slot_bytes = config.slot_bytes};
-
   if (warp >= 0 && warp < num_warps && lane < kRingSlots) barrier_init(ring.barrier(lane), 1);
   if (warp == num_warps - 1) {
     turn.init(num_warps, kLora ? kShrinkWarps : 1, num_stages);

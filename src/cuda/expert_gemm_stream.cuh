@@ -30,9 +30,9 @@ __device__ __forceinline__ RouteTile tile_entry(const ExpertGemmParams& p, const
 // a time. Two tiles spare the warps a barrier in between.
 struct TileGroup {
   RouteTile tiles[2];
-  int32_t first_unit[2];  // of all units
-  int32_t first_row[2];   // in shared memory
-  int32_t out_rows[kTileRows];
+  int32_t first_unit[2];        // of all units
+  int32_t first_row[2];         // in shared memory
+  int32_t out_rows[kTileRows];  // by row in shared memory
   int num_tiles;
   int end;  // the block's units of the group end here
 };
@@ -112,6 +112,18 @@ struct Ring {
   }
 };
 
+// Eight activations as kFormat's weights meet them: kMxfp4's are times 2^kActivationShift.
+template <StreamFormat kFormat>
+__device__ __forceinline__ uint4 shifted(uint4 x) {
+  if constexpr (kFormat == StreamFormat::kMxfp4) {
+    const __nv_bfloat162 shift = __float2bfloat162_rn(ldexpf(1.0f, kActivationShift));
+    auto* pairs = reinterpret_cast<__nv_bfloat162*>(&x);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) pairs[k] = __hmul2(pairs[k], shift);
+  }
+  return x;
+}
+
 // A piece of an activation row on its way to shared memory, all its loads under way together. A
 // group's pieces are dealt out among warps.
 struct RowPiece {
@@ -145,19 +157,13 @@ struct RowPiece {
     }
   }
 
-  // kMxfp4's values times 2^kActivationShift.
   template <StreamFormat kFormat>
   __device__ void store(const ExpertGemmParams& p, TileGroup& group, uint8_t* x, int row_stride) {
-    const __nv_bfloat162 shift = __float2bfloat162_rn(ldexpf(1.0f, kActivationShift));
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       const int v = first + j * kWarpSize;
       if (v >= p.in_size / 8) continue;
-      if constexpr (kFormat == StreamFormat::kMxfp4) {
-        auto* pairs = reinterpret_cast<__nv_bfloat162*>(&values[j]);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) pairs[k] = __hmul2(pairs[k], shift);
-      }
+      values[j] = shifted<kFormat>(values[j]);
       *reinterpret_cast<uint4*>(x + place * row_stride + v * 16) = values[j];
     }
     if (first == 0) group.out_rows[place] = pair;

@@ -44,6 +44,8 @@ TEST(SelectExpertGemm, FitsAndKeepsRowsOffEachOthersBanks) {
         EXPECT_EQ(config->row_stride % 128, 64) << config->to_string();
         EXPECT_GE(config->row_stride, in_size * 2) << config->to_string();
         EXPECT_GE(config->num_warps, 1) << config->to_string();
+        EXPECT_GE(config->shared_bytes, size_t{2} * config->num_warps * config->slot_bytes)
+            << "two slots each: " << config->to_string();
       }
     }
   }

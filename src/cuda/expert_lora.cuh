@@ -74,6 +74,7 @@ __device__ __forceinline__ void list_rank_blocks(const ExpertGemmParams& p, cons
     lora.seen = 0;
   }
   if (fits && active) {
+    // Read again: there are no registers to keep it in.
     RankBlock block = first_rank_block(p, tile, tile.segment_begin + i, num_blocks);
     for (int j = through - num_blocks; j < through; ++j) {
       lora.blocks[j] = block;

@@ -29,8 +29,8 @@ struct RouteParams {
   int experts_per_token = 0;
   RouteWeights weights = RouteWeights::kSoftmaxOfChosen;
   const LoraEntry* lora = nullptr;  // (slots) of the router; null: the step has no adapters
-  bool publishes =
-      false;  // one row: its experts go to routing.row_experts as soon as they are known
+  // One row: its experts go to routing.row_experts as soon as they are known.
+  bool publishes = false;
 };
 
 // A cluster of blocks per row shares the router's rows.

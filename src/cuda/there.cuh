@@ -48,25 +48,20 @@ __device__ __forceinline__ bool is_there(const uint4& v) {
 __device__ __forceinline__ bool is_there(const uint2& v) {
   return v.x != kNotThere && v.y != kNotThere;
 }
-// `v`, read from `from`, once all of it is there.
-__device__ __forceinline__ uint32_t wait_until_there(uint32_t v, const void* from) {
-  for (uint32_t polls = 0; v == kNotThere; ++polls) {
-    if (polls > kMaxPolls) __trap();
-    v = load_relaxed_4(from);
-  }
-  return v;
-}
-__device__ __forceinline__ uint2 wait_until_there(uint2 v, const void* from) {
+__device__ __forceinline__ bool is_there(uint32_t v) { return v != kNotThere; }
+
+// `v`, a uint32_t, uint2 or uint4 read from `from`, once all of it is there.
+template <class Value>
+__device__ __forceinline__ Value wait_until_there(Value v, const void* from) {
   for (uint32_t polls = 0; !is_there(v); ++polls) {
     if (polls > kMaxPolls) __trap();
-    v = load_relaxed_8(from);
-  }
-  return v;
-}
-__device__ __forceinline__ uint4 wait_until_there(uint4 v, const void* from) {
-  for (uint32_t polls = 0; !is_there(v); ++polls) {
-    if (polls > kMaxPolls) __trap();
-    v = load_relaxed_16(from);
+    if constexpr (sizeof(Value) == 4) {
+      v = load_relaxed_4(from);
+    } else if constexpr (sizeof(Value) == 8) {
+      v = load_relaxed_8(from);
+    } else {
+      v = load_relaxed_16(from);
+    }
   }
   return v;
 }
